@@ -1,0 +1,19 @@
+"""Train Keras models on several devices with the result of one."""
+
+import keras
+import tensorflow as tf
+
+from keras_mirror import errors
+
+errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend())
+
+from keras_mirror.devices import devices, virtual_cpus  # noqa: E402
+from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
+from keras_mirror.losses import global_mean  # noqa: E402
+from keras_mirror.model import mirrored_model  # noqa: E402
+from keras_mirror.provenance import watch as _watch  # noqa: E402
+from keras_mirror.strategy import MirroredStrategy  # noqa: E402
+
+__version__ = "0.1.0"
+
+_watch()

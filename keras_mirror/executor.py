@@ -1,0 +1,146 @@
+"""Runs steps on all replicas, many in one graph call where asked, and reads the logs once."""
+
+import tensorflow as tf
+
+from keras_mirror import internals
+from keras_mirror.distribution import ReplicaIterator, ReplicaOptional, regroup, split
+from keras_mirror.rows import current_part
+
+
+class Executor:
+    """What `fit` and `evaluate` call for every batch (or every few batches).
+
+    It has the form of Keras' own `train_function`: called with an iterator it runs up to
+    `model.steps_per_execution` steps and returns the logs after the last; at the end of the data
+    it raises `StopIteration` or TensorFlow's `OutOfRangeError`.
+
+    Args:
+        model: A model of `mirrored_model`.
+        strategy: Its strategy.
+        step: `step(data) -> logs`, what one replica does with its part.
+        counter: The `RowCounter` of this kind of step.
+        reports_only_metrics: Whether `step` returns no logs of its own, so that all logs are
+            results of the model's metrics.
+        on_trace: Called with the list of captured variables each time the steps were traced,
+            before they run for the first time; an exception from it stops them.
+    """
+
+    def __init__(self, model, strategy, step, counter, reports_only_metrics, on_trace):
+        self._model = model
+        self._strategy = strategy
+        self._step = step
+        self._counter = counter
+        self._reports_only_metrics = reports_only_metrics
+        self._on_trace = on_trace
+        self._eager = model.run_eagerly
+        self._traced = set()
+        self._own_logs = {}
+        self._run_one = self._compiled(lambda iterator: self._logs(self._run(iterator.get_next())))
+        self._run_many = self._compiled(self._many_steps)
+        self._run_batch = self._compiled(lambda batch: self._logs(self._run(batch)))
+
+    def _compiled(self, function):
+        function = tf.autograph.experimental.do_not_convert(function)
+        return function if self._eager else tf.function(function, reduce_retracing=True)
+
+    def __call__(self, iterator):
+        steps = self._model.steps_per_execution
+        if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            return self._on_given_batches(iterator, steps)
+        if steps == 1:
+            return self._call(self._run_one, iterator)
+        ran, logs = self._call(self._run_many, iterator, tf.constant(steps))
+        if int(ran) == 0:
+            raise StopIteration
+        return logs
+
+    def _call(self, function, *arguments):
+        if not self._eager:
+            concrete = function.get_concrete_function(*arguments)
+            if id(concrete) not in self._traced:
+                self._on_trace(internals.captured_variables(concrete.graph))
+                self._traced.add(id(concrete))
+        return function(*arguments)
+
+    def _on_given_batches(self, batches, steps):
+        """For `train_on_batch`: global batches that nobody distributed yet."""
+        logs = None
+        for _, batch in zip(range(steps), batches):
+            batch = tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
+            parts = split(batch, self._strategy.num_replicas_in_sync)
+            logs = self._call(self._run_batch, regroup(self._strategy, parts))
+        return logs
+
+    def _many_steps(self, iterator, steps):
+        if self._eager:
+            return self._many_steps_eagerly(iterator, int(steps))
+        start, own = 0, {}
+        if not self._reports_only_metrics:  # what the first step returns is the shape of the loop's state
+            start, own = 1, self._run(iterator.get_next())
+
+        def body(ran, optional, own):
+            own = self._run(iterator.value_of(optional) if isinstance(iterator, ReplicaIterator) else optional.get_value())
+            following = tf.cond(ran + 1 < steps, lambda: _bare(iterator.get_next_as_optional()), lambda: optional)
+            return ran + 1, following, own
+
+        ran, _, own = tf.while_loop(
+            lambda ran, optional, own: tf.logical_and(ran < steps, optional.has_value()),
+            body,
+            [tf.constant(start), _bare(iterator.get_next_as_optional()), own],
+            parallel_iterations=1,
+        )
+        return ran, self._logs(own)
+
+    def _many_steps_eagerly(self, iterator, steps):
+        own, ran = {}, 0
+        for ran in range(steps):
+            try:
+                own = self._run(iterator.get_next())
+            except tf.errors.OutOfRangeError:
+                return ran, self._logs(own)
+        return ran + 1, self._logs(own)
+
+    def _run(self, batch):
+        """One step on every replica; returns the logs of its own, summed over the replicas."""
+        with self._strategy.counting(self._counter):
+            shares = self._strategy.run(self._on_replica, args=(batch,))
+        return self._strategy.reduce("SUM", shares, axis=None)
+
+    def _on_replica(self, data):
+        logs = self._step(data) or {}
+        part = current_part()
+        return {
+            name: value if part is None else _share(part, value)
+            for name, value in _flat(logs).items()
+            if value is not None
+        }
+
+    def _logs(self, own):
+        """The logs: results of metrics over all replicas; of the step's own, the weighted mean."""
+        metrics = self._model.get_metrics_result()
+        if self._reports_only_metrics:
+            return metrics
+        tracked = {metric.name for metric in self._model.metrics}
+        return {name: metrics[name] if name in metrics and (name != "loss" or "loss" in tracked) else own[name] for name in own}
+
+
+def _share(part, value):
+    """What `value`, logged on one replica, adds to the log of the global batch."""
+    if any(value is loss for loss in part.losses):
+        return value
+    value = tf.convert_to_tensor(value)
+    if not value.dtype.is_floating:
+        value = tf.cast(value, tf.float32)
+    return tf.math.multiply_no_nan(value, part.share(value.dtype))
+
+
+def _flat(logs):
+    flat = {}
+    for name, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def _bare(optional):
+    return optional.optional if isinstance(optional, ReplicaOptional) else optional
+

@@ -1,0 +1,228 @@
+"""Every private name of Keras and TensorFlow that this package touches, one small function each.
+
+Checked on Keras 3.10.0 with TensorFlow 2.18.0 and Keras 3.15.1 with TensorFlow 2.21.0. Each
+function is pinned by a test in `tests/test_internals.py` that says what may be deleted here once
+upstream changes. `docs/internals.md` says why each is needed.
+"""
+
+import contextlib
+import threading
+
+import keras
+import tensorflow as tf
+from tensorflow.python.distribute import values
+from tensorflow.python.framework import func_graph
+
+# --- TensorFlow -----------------------------------------------------------------------------
+
+
+class _LocalFlag(threading.local):
+    on = False
+
+
+def allow_local_updates(extended):
+    """Lets `local_updates(extended)` switch a strategy to updates without a merge over replicas.
+
+    TensorFlow asks `extended._use_merge_call()` whether a replica may update its own copy of a
+    variable directly. Keras' optimizers ask the same through `maybe_merge_call`.
+    """
+    flag, original = _LocalFlag(), extended._use_merge_call
+    extended._use_merge_call = lambda: not flag.on and original()
+    extended._keras_mirror_local = flag
+
+
+@contextlib.contextmanager
+def local_updates(extended):
+    """While entered in a replica's thread, that thread updates its own copies, without a merge.
+
+    Right only when every replica holds the same numbers, as after an all-reduce.
+    """
+    flag = extended._keras_mirror_local
+    before, flag.on = flag.on, True
+    try:
+        yield
+    finally:
+        flag.on = before
+
+
+def is_per_replica(value):
+    """Whether `value` is the `PerReplica` that `strategy.run` hands out piece by piece."""
+    return isinstance(value, tf.distribute.DistributedValues) and not isinstance(value, tf.Variable)
+
+
+def per_replica_spec(specs):
+    """The type of a value with one part per replica, of the parts' types `specs`."""
+    return values.PerReplicaSpec(*specs)
+
+
+def is_tf_function(fn):
+    """Whether `fn` is what `tf.function` returns."""
+    return isinstance(fn, tf.types.experimental.PolymorphicFunction)
+
+
+def clone_tf_function(function, python_function):
+    """A `tf.function` with the options of `function` around another Python function."""
+    return function._clone(python_function=python_function)
+
+
+def autograph(fn):
+    """`fn` converted by AutoGraph if the code that asks for it is, else `fn` as it is."""
+    status = tf.__internal__.autograph.control_status_ctx()
+    return tf.__internal__.autograph.tf_convert(fn, status, convert_by_default=False)
+
+
+def is_distributed_variable(variable):
+    """Whether a `tf.Variable` has one copy per replica."""
+    return isinstance(variable, tf.distribute.DistributedValues)
+
+
+def container_of(variable):
+    """The distributed variable that a replica's copy belongs to, or the variable itself."""
+    find = getattr(variable, "_distributed_container", None)
+    return (find() if find is not None else None) or variable
+
+
+def current_graph():
+    """The graph that is being traced, or None in eager execution."""
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    return graph if isinstance(graph, func_graph.FuncGraph) else None
+
+
+def inside_tf_function():
+    """Whether a `tf.function` is being traced."""
+    return current_graph() is not None
+
+
+def captured_variables(graph):
+    """Variables that a graph (while it is being traced, or afterwards) reads or writes."""
+    watched = getattr(graph, "_watched_variables", None)
+    return list(watched) if watched else list(graph.variables)
+
+
+def creator_stack_is_empty():
+    """Whether no `tf.variable_creator_scope` is open in this thread."""
+    return not tf.compat.v1.get_default_graph()._variable_creator_stack
+
+
+# --- Keras ----------------------------------------------------------------------------------
+
+
+def layers_of(model):
+    """Every layer below `model`, nested models and layers in layers too, `model` first."""
+    return model._flatten_layers()
+
+
+def symbolic_build(model, batch):
+    """Builds model, losses, metrics and optimizer from anything with a shape and a dtype."""
+    model._symbolic_build(data_batch=batch)
+
+
+def training_strategy(model):
+    """The strategy in whose scope the model was made, or None."""
+    return model._distribute_strategy
+
+
+def loss_tracker(model):
+    """The `Mean` behind the log `loss`."""
+    return model._loss_tracker
+
+
+def compile_loss(model):
+    """Keras' container of the compiled losses, or None."""
+    return model._compile_loss
+
+
+def compile_metrics(model):
+    """Keras' container of the compiled metrics, or None."""
+    return model._compile_metrics
+
+
+def compiled_losses(model):
+    """The `keras.losses.Loss` objects that the compiled loss calls, once it is built."""
+    container = model._compile_loss
+    return [] if container is None or not container.built else [entry.loss for entry in container._flat_losses]
+
+
+def replace_compiled_losses(model, make):
+    """Replaces each loss `l` that the compiled loss calls by `make(l)`; what is saved stays."""
+    container = model._compile_loss
+    if container is not None and container.built:
+        container._flat_losses = [entry._replace(loss=make(entry.loss)) for entry in container._flat_losses]
+
+
+def call_with_training(model, inputs, training):
+    """Calls the model, passing `training` only if its `call` takes it, as Keras' steps do."""
+    return model(inputs, training=training) if model._call_has_training_arg else model(inputs)
+
+
+def model_loss(model, **arguments):
+    """`model.compute_loss`, without `training` where an override does not take it."""
+    return model._compute_loss(**arguments)
+
+
+def own_losses(layer):
+    """Loss tensors that the last call of this layer alone added."""
+    return layer._get_own_losses()
+
+
+def set_batch_moments(layer, moments):
+    """Replaces how a `BatchNormalization` layer computes mean and variance while training."""
+    set_attribute(layer, "_moments", moments)
+
+
+def seed_generators_of(layer):
+    """The `keras.random.SeedGenerator`s that a layer holds itself."""
+    return list(layer._seed_generators)
+
+
+def mask_of(tensor):
+    """The mask that a layer attached to its output, or None."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_attribute(holder, name, value):
+    """Sets an attribute that Keras neither tracks nor saves."""
+    object.__setattr__(holder, name, value)
+
+
+def unpack(data):
+    """`(x, y, sample_weight)` of what a step is given."""
+    return keras.utils.unpack_x_y_sample_weight(data)
+
+
+def set_training_strategy(model, strategy):
+    """Makes Keras' trainer distribute data and run steps with `strategy`."""
+    model._distribute_strategy = strategy
+
+
+def compile_arguments(model):
+    """The arguments of the last `compile` as a dict of live objects, or None where it was overridden."""
+    stored = getattr(model, "_compile_config", None)
+    return None if stored is None else dict(stored.config)
+
+
+def dataset_of(epoch_iterator):
+    """The distributed dataset that Keras' trainer iterates over."""
+    return epoch_iterator._distributed_dataset
+
+
+def skip_all_reduce(optimizer):
+    """Makes the optimizer take its gradients as already summed over the replicas."""
+    set_attribute(optimizer, "_all_reduce_sum_gradients", lambda grads_and_vars: grads_and_vars)
+
+
+def variables_updated_by(optimizer):
+    """The variables that the optimizer was built for."""
+    return optimizer._trainable_variables
+
+
+def own_trainable_variables(layer):
+    """Trainable variables that a layer holds itself, without those of its sublayers."""
+    return list(layer._trainable_variables)
+
+
+def is_autocast(variable):
+    """Whether layers of lower precision use the variable in their precision."""
+    return variable._autocast

@@ -1,0 +1,170 @@
+"""A mean is a mean over the global batch: losses whose shares add up over the replicas."""
+
+import copy
+
+import keras
+import tensorflow as tf
+
+from keras_mirror import internals
+from keras_mirror.errors import warn_once
+from keras_mirror.rows import current_part
+
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def global_sum(value):
+    """The sum of `value` over all replicas, for use inside a step; differentiable.
+
+    Args:
+        value: Tensor, or structure of tensors.
+
+    Returns:
+        The same on every replica. Outside of a replica, `value` itself.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return value
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
+def global_mean(per_example, sample_weight=None):
+    """This replica's share of the mean of `per_example` over the global batch.
+
+    The shares of all replicas add up to the mean that one device would compute, so their
+    gradients, which the optimizer adds up, are those of one device: for uneven batches, and for a
+    replica without rows, too. It replaces `tf.reduce_mean(per_example)`, which is a mean over the
+    local rows and makes the update as many times too large as there are replicas.
+
+    Args:
+        per_example: Float tensor, one loss per row in its first dimension; further dimensions
+            (tokens, pixels) are averaged over as well.
+        sample_weight: Optional tensor of weights that broadcasts to `per_example`. As in Keras'
+            `sum_over_batch_size`, the weighted losses are divided by their number, not by the sum
+            of the weights.
+
+    Returns:
+        Scalar tensor. Costs nothing to communicate: the number of global rows is known.
+
+    Example:
+
+    >>> def step(model, data):
+    ...     x, y = data
+    ...     with tf.GradientTape() as tape:
+    ...         loss = km.global_mean(tf.square(y - model(x, training=True)))
+    ...     gradients = tape.gradient(loss, model.trainable_variables)
+    ...     model.optimizer.apply(gradients, model.trainable_variables)
+    ...     return {"loss": loss}
+    """
+    per_example = tf.convert_to_tensor(per_example)
+    if sample_weight is not None:
+        per_example = per_example * tf.cast(sample_weight, per_example.dtype)
+    share = tf.math.divide_no_nan(tf.reduce_sum(per_example), global_size(per_example, per_example.dtype))
+    return mark_as_share(share)
+
+
+def mark_as_share(loss):
+    """Notes that `loss` is this replica's share of a global loss, and returns it."""
+    part = current_part()
+    if part is not None:
+        part.marks.add("global loss")
+        part.losses.append(loss)
+    return loss
+
+
+def global_size(values, dtype):
+    """Number of entries of `values` on all replicas, if they are spread like the rows; a scalar."""
+    part = current_part()
+    size = tf.size(values, tf.int64)
+    if part is not None:
+        rows = tf.cast(part.rows, tf.int64)
+        size = size // tf.maximum(rows, 1) * tf.cast(part.global_rows, tf.int64)
+    return tf.cast(size, dtype)
+
+
+class GlobalLoss(keras.losses.Loss):
+    """Wraps a loss so that it returns this replica's share of the loss of the global batch.
+
+    With `"sum_over_batch_size"` and `"mean"` the denominator is the number of entries (or, under a
+    mask, of valid entries) of the whole global batch; with `"mean_with_sample_weight"` it is the
+    sum of the weights of the whole global batch. The formulas are those of
+    `keras.losses.Loss`, with sums over all replicas.
+
+    Args:
+        loss: The `keras.losses.Loss` to wrap; it stays as it is.
+    """
+
+    def __init__(self, loss):
+        super().__init__(name=loss.name, reduction=loss.reduction)
+        self.wrapped = loss
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        part = current_part()
+        if part is None:
+            return self.wrapped(y_true, y_pred, sample_weight)
+        part.marks.add("global loss")
+        total, values = self._sum(y_true, y_pred, sample_weight)
+        if values is None or values.shape.rank == 0:
+            return self._share_of_scalar(y_true, y_pred, sample_weight)
+        if self.wrapped.reduction not in _MEANS:
+            return self.wrapped(y_true, y_pred, sample_weight) if self.wrapped.reduction != "sum" else total
+        denominator = self._denominator(values, _mask(y_pred, values), sample_weight, total.dtype)
+        return tf.math.divide_no_nan(total, denominator)
+
+    def _sum(self, y_true, y_pred, sample_weight):
+        """The weighted sum over the local entries, and the entries themselves."""
+        seen = []
+        summed = copy.copy(self.wrapped)
+        summed.reduction = "sum"
+
+        def call(y_true, y_pred):
+            seen.append(self.wrapped.call(y_true, y_pred))
+            return seen[-1]
+
+        summed.call = call
+        total = summed(y_true, y_pred, sample_weight)
+        return total, (tf.convert_to_tensor(seen[-1]) if seen else None)
+
+    def _denominator(self, values, mask, sample_weight, dtype):
+        if self.wrapped.reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
+            return global_sum(tf.cast(_weight_sum(sample_weight, mask, dtype), dtype))
+        if mask is None:
+            return global_size(values, dtype)
+        # Keras weighs a valid entry with size(mask) / valid and divides by size(values).
+        valid = global_sum(tf.reduce_sum(tf.cast(mask, dtype)))
+        return valid * tf.math.divide_no_nan(tf.cast(tf.size(values), dtype), tf.cast(tf.size(mask), dtype))
+
+    def _share_of_scalar(self, y_true, y_pred, sample_weight):
+        name = self.wrapped.name
+        warn_once(
+            ("scalar loss", name),
+            f"The loss {name!r} returns one number for a batch instead of one per row, so it cannot be told whether that is a mean; "
+            "it is weighed by each replica's share of the rows, which is right for a mean over rows. Return one loss per row "
+            "(for example keras.ops.mean(..., axis=-1)) to be exact.",
+        )
+        value = self.wrapped(y_true, y_pred, sample_weight)
+        return tf.math.multiply_no_nan(value, current_part().share(value.dtype))
+
+    def get_config(self):
+        return self.wrapped.get_config()
+
+
+def _mask(y_pred, values):
+    masks = [mask for mask in (internals.mask_of(y_pred), internals.mask_of(values)) if mask is not None]
+    return masks[0] if len(masks) < 2 and masks else (masks[0] & masks[1] if masks else None)
+
+
+def _weight_sum(sample_weight, mask, dtype):
+    """Sum of the weights as Keras merges them with a mask: equal ranks by a last dimension of one."""
+    if mask is not None:
+        mask = tf.cast(mask, dtype)
+    if sample_weight is None:
+        return tf.reduce_sum(mask)
+    weight = tf.cast(sample_weight, dtype)
+    if mask is None:
+        return tf.reduce_sum(weight)
+    if weight.shape.rank == mask.shape.rank + 1:
+        weight = tf.squeeze(weight, -1) if mask.shape.rank > 1 else weight
+        mask = mask if weight.shape.rank == mask.shape.rank else mask[..., None]
+    elif mask.shape.rank == weight.shape.rank + 1:
+        weight = weight[..., None]
+    return tf.reduce_sum(weight * mask)

@@ -1,0 +1,408 @@
+"""`mirrored_model`: the user's own Keras model, trained by all replicas as by one device."""
+
+import keras
+import tensorflow as tf
+
+from keras_mirror import internals, steps
+from keras_mirror.distribution import NO_ROWS, ReplicaDataset, regroup, split
+from keras_mirror.errors import MirrorWarning, warn_once
+from keras_mirror.executor import Executor
+from keras_mirror.losses import GlobalLoss, mark_as_share
+from keras_mirror.normalization import MODES, normalize_globally
+from keras_mirror.optimizers import half_variables, share_updates
+from keras_mirror.randomness import draw_differently, generators_of
+from keras_mirror.rebuilding import rebuild_in_scope
+from keras_mirror.rows import RowCounter, current_part
+from keras_mirror.strategy import MirroredStrategy
+
+_ENGINE = "_keras_mirror_engine"
+
+
+def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=None, batch_norm="sync"):
+    """Builds a Keras model that trains on several devices with the result of one.
+
+    The model is the one that `build_fn` returns: `summary`, `save`, `clone_model`, callbacks go on
+    working, and a saved file loads where this package is not installed. N replicas give the
+    weights and logs of one device, for every batch size, tail and optimizer option, to rounding.
+
+    Each step costs one all-reduce of the gradients, one scalar a loss where rows or weights are
+    uneven, and a small one per batch normalisation.
+
+    Args:
+        build_fn: Function without arguments that returns a `keras.Model`: functional, Sequential
+            or subclassed, compiled or not. It runs in the strategy's scope.
+        devices: `None` for every visible GPU, else one CPU; an int for so many GPUs, or so many
+            virtual CPU replicas where there is no GPU; a list of device names; `"idle"` for the GPUs
+            that no other process uses.
+        strategy: A `keras_mirror.MirroredStrategy` to share with other models, instead of `devices`.
+        compile: Dict of `keras.Model.compile` arguments, if `build_fn` does not compile. Optimizers,
+            losses and metrics made outside of the scope are made again inside, from their config,
+            and a `MirrorWarning` says so.
+        step: `step(model, data) -> logs`, in place of the model's `train_step`, in `fit` and in
+            loops alike. It runs on one replica with that replica's part of the batch.
+        batch_norm: `"sync"`: batch normalisation over the global batch, as one device has it.
+            `"local"`: over each replica's own rows, with moving statistics averaged over replicas.
+
+    Returns:
+        The `keras.Model`.
+
+    Raises:
+        TypeError: If `build_fn` is not callable or returns no Keras 3 model, or `strategy` is not a
+            `keras_mirror` strategy.
+        ValueError: If a device does not exist, both `devices` and `strategy` are given, the model
+            is not compiled and `compile` is missing (or both), `batch_norm` is unknown, or the
+            model asks for `jit_compile=True`.
+
+    Example:
+
+    >>> import keras, numpy as np
+    >>> import keras_mirror as km
+    >>> def build_fn():
+    ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    ...     model.compile("sgd", "mse")
+    ...     return model
+    >>> model = km.mirrored_model(build_fn, devices=2)
+    >>> history = model.fit(np.ones((5, 3)), np.ones((5, 1)), batch_size=5, verbose=0)
+    """
+    if not callable(build_fn):
+        raise TypeError(
+            f"mirrored_model: build_fn must be a function that builds the model, and got {_kind(build_fn)}; "
+            "write mirrored_model(lambda: ...) or pass the function without calling it."
+        )
+    if step is not None and not callable(step):
+        raise TypeError(f"mirrored_model: step must be a function step(model, data) -> logs, and got {_kind(step)}.")
+    if batch_norm not in MODES:
+        raise ValueError(f"mirrored_model: batch_norm must be one of {MODES}, and got {batch_norm!r}.")
+    if compile is not None and not isinstance(compile, dict):
+        raise TypeError(
+            f"mirrored_model: compile must be a dict of Model.compile arguments such as dict(optimizer='adam', loss='mse'), "
+            f"and got {_kind(compile)}."
+        )
+    strategy = _strategy(devices, strategy)
+    with strategy.scope():
+        model = build_fn()
+    _check_model(model, compile)
+    engine = Engine(model, strategy, step, batch_norm)
+    engine.install()
+    if compile is not None:
+        model.compile(**compile)
+    else:
+        engine.recompile_in_scope()
+    return model
+
+
+def engine_of(model):
+    """The `Engine` of a model of `mirrored_model`, or None."""
+    return getattr(model, _ENGINE, None)
+
+
+def _kind(thing):
+    return f"{type(thing).__module__.split('.')[0]} {type(thing).__name__}" if thing is not None else "None"
+
+
+def _strategy(devices, strategy):
+    if strategy is None:
+        return MirroredStrategy(devices)
+    if devices is not None:
+        raise ValueError("mirrored_model: devices and strategy both say where to train; pass only one of them.")
+    if isinstance(strategy, MirroredStrategy):
+        return strategy
+    if isinstance(strategy, tf.distribute.MirroredStrategy):
+        names = [tf.DeviceSpec.from_string(d) for d in strategy.extended.worker_devices]
+        names = [f"{d.device_type}:{d.device_index}" for d in names]
+        raise TypeError(
+            "mirrored_model: a plain tf.distribute.MirroredStrategy cannot split uneven batches; "
+            f"write strategy=keras_mirror.MirroredStrategy({names}) instead."
+        )
+    raise TypeError(
+        f"mirrored_model: strategy must be a keras_mirror.MirroredStrategy, and got {_kind(strategy)}; "
+        "write strategy=keras_mirror.MirroredStrategy(devices), or pass devices= alone."
+    )
+
+
+def _check_model(model, compile):
+    if not isinstance(model, keras.Model):
+        classes = {base.__module__.split(".")[0] for base in type(model).__mro__}
+        if "tf_keras" in classes:
+            raise TypeError(
+                "mirrored_model: build_fn returned a tf_keras (Keras 2) model, and keras_mirror works with Keras 3; "
+                "build it with `import keras`, and unset TF_USE_LEGACY_KERAS."
+            )
+        raise TypeError(
+            f"mirrored_model: build_fn must return a keras.Model, and returned {_kind(model)}"
+            + ("; does it end with `return model`?" if model is None else ".")
+        )
+    if engine_of(model) is not None:
+        raise ValueError("mirrored_model: build_fn returned a model that mirrored_model made before; build a new one in build_fn.")
+    if compile is None and not model.compiled:
+        raise ValueError(
+            "mirrored_model: the model is not compiled; call model.compile(...) in build_fn, "
+            "or pass compile=dict(optimizer=..., loss=...)."
+        )
+    if compile is not None and model.compiled:
+        raise ValueError("mirrored_model: build_fn compiled the model already; drop compile=, or the compile in build_fn.")
+
+
+class Engine:
+    """What makes one model train on all replicas; `install` puts its methods onto the model.
+
+    The methods of the same name shadow those of the model's class on this one object. The class,
+    its config and what is saved stay the user's.
+
+    Attributes:
+        model: The model.
+        strategy: The strategy it trains with.
+        counters: `RowCounter`s of `"train"` and `"test"` steps.
+        captured: Variables that the steps traced so far read or write.
+        listeners: Functions called with `captured` after a trace, before the traced steps run.
+        rebuilt: Sentences on what was made again inside the scope.
+    """
+
+    SHADOWS = (
+        "compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
+        "make_train_function", "make_test_function", "compute_loss",
+        "_maybe_symbolic_build", "_aggregate_additional_loss",
+    )  # fmt: skip
+
+    def __init__(self, model, strategy, step, batch_norm):
+        self.model = model
+        self.strategy = strategy
+        self.counters = {kind: RowCounter(strategy.num_replicas_in_sync) for kind in ("train", "test")}
+        self.captured = []
+        self.listeners = []
+        self.rebuilt = []
+        self._step = step
+        self._batch_norm = batch_norm
+        self._prepared = set()
+
+    def install(self):
+        """Puts the methods onto the model."""
+        internals.set_attribute(self.model, _ENGINE, self)
+        internals.set_training_strategy(self.model, self.strategy)
+        for name in self.SHADOWS:
+            internals.set_attribute(self.model, name, getattr(self, name))
+
+    # --- compiling --------------------------------------------------------------------------
+
+    def compile(self, *args, **kwargs):
+        """`keras.Model.compile`, in the scope, with what was made outside made again inside."""
+        with self.strategy.scope():
+            args, kwargs = self._rebuild((args, kwargs))
+            type(self.model).compile(self.model, *args, **kwargs)
+        self._after_compile()
+
+    def recompile_in_scope(self):
+        """Makes again what `build_fn` compiled with but had not made in the scope."""
+        arguments = internals.compile_arguments(self.model)
+        if arguments is None:
+            self._after_compile()
+            return
+        with self.strategy.scope():
+            again = self._rebuild(arguments)
+            if any(again[name] is not arguments[name] for name in arguments):
+                wrapped = isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer)
+                keras.Model.compile(self.model, **again, auto_scale_loss=wrapped)
+        self._after_compile()
+
+    def _rebuild(self, arguments):
+        arguments, made_again = rebuild_in_scope(arguments, self.strategy)
+        for sentence in made_again:
+            self.rebuilt.append(sentence)
+            warn_once(("rebuilt", id(self), sentence), f"mirrored_model: {sentence}", stacklevel=5)
+        return arguments
+
+    def _after_compile(self):
+        if self.model.jit_compile:
+            if self._asked_for_jit():
+                raise ValueError(
+                    "mirrored_model: jit_compile=True compiles a step for one device, and its variables live on several; "
+                    "compile with jit_compile=False."
+                )
+            self.model.jit_compile = False
+        with self.strategy.scope():
+            for name, optimizer in optimizers_of(self.model).items():
+                again = self._rebuild(optimizer)
+                if again is not optimizer and name != "optimizer":
+                    setattr(self.model, name, again)
+                if again is self.model.optimizer and not again.built and self._is_built():
+                    again.build(self.model.trainable_variables)
+        self.prepare()
+
+    def _is_built(self):
+        return bool(self.model.trainable_variables) and all(layer.built for layer in internals.layers_of(self.model))
+
+    def _asked_for_jit(self):
+        arguments = internals.compile_arguments(self.model) or {}
+        return arguments.get("jit_compile") is True
+
+    def prepare(self):
+        """Changes losses, optimizers, batch normalisations, random generators that exist by now."""
+        model = self.model
+        internals.replace_compiled_losses(model, lambda loss: loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss))
+        half = half_variables(model)
+        for optimizer in optimizers_of(model).values():
+            share_updates(optimizer, half)
+        for layer in internals.layers_of(model):
+            if id(layer) not in self._prepared:
+                self._prepared.add(id(layer))
+                normalize_globally(layer, self._batch_norm)
+        for generator in generators_of(model):
+            draw_differently(generator)
+        for metric in model.metrics:
+            if type(metric) is keras.metrics.Mean and metric is not internals.loss_tracker(model):
+                _take_shares_as_losses(metric)
+
+    # --- building ---------------------------------------------------------------------------
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """Builds from the types of the data, so that no batch is used up and any dtype will do."""
+        if iterator is not None:
+            dataset = internals.dataset_of(iterator)
+            data_batch = dataset.global_spec if isinstance(dataset, ReplicaDataset) else dataset.element_spec
+        batch = keras.tree.map_structure(_symbolic, data_batch)
+        with self.strategy.scope():
+            internals.symbolic_build(self.model, batch)
+        self.prepare()
+
+    # --- losses -----------------------------------------------------------------------------
+
+    def compute_loss(self, *args, **kwargs):
+        """`keras.Model.compute_loss`; on a replica, its share of the loss of the global batch."""
+        part = current_part()
+        own = type(self.model).compute_loss
+        if part is None:
+            return own(self.model, *args, **kwargs)
+        before = set(part.marks)
+        part.marks.discard("global loss")
+        loss = own(self.model, *args, **kwargs)
+        if "global loss" not in part.marks and own is not keras.Model.compute_loss and part.strategy.num_replicas_in_sync > 1:
+            warn_once(
+                ("own loss", type(self.model).__qualname__),
+                f"{type(self.model).__name__}.compute_loss computes the loss by hand; keras_mirror weighs it by each replica's "
+                "share of the rows, which is right for a mean over rows. To be exact for anything else, build it from "
+                "keras_mirror.global_mean(per_example) or super().compute_loss(...).",
+            )
+            loss = tf.math.multiply_no_nan(tf.convert_to_tensor(loss), part.share(loss.dtype))
+        part.marks |= before
+        return mark_as_share(loss)
+
+    def _aggregate_additional_loss(self, loss):
+        """The share of a regulariser or an `add_loss` on this replica."""
+        if not loss.dtype.is_floating:
+            loss = tf.cast(loss, keras.config.floatx())
+        part, total = current_part(), tf.reduce_sum(loss)
+        if part is None:
+            return total
+        part.marks.add("global loss")
+        if any(loss is own for own in self._sums_over_rows()):
+            return total
+        return tf.math.multiply_no_nan(total, part.share(total.dtype))
+
+    def _sums_over_rows(self):
+        """Losses of activity regularisers that add up over rows, as L1 and L2 do."""
+        for layer in internals.layers_of(self.model):
+            regularizer = getattr(layer, "activity_regularizer", None)
+            if regularizer is not None and _adds_up(regularizer):
+                yield from internals.own_losses(layer)
+
+    # --- running ----------------------------------------------------------------------------
+
+    def make_train_function(self, force=False):
+        """What `fit` calls for every batch."""
+        if self.model.train_function is None or force:
+            own = self._step is not None or type(self.model).train_step is not keras.Model.train_step
+            if self._step is not None:
+                step = lambda data: self._step(self.model, data)  # noqa: E731
+            else:
+                step = self.model.train_step if own else lambda data: steps.default_train_step(self.model, data)
+            self.model.train_function = self._executor(step, "train", not own)
+
+    def make_test_function(self, force=False):
+        """What `evaluate` calls for every batch."""
+        if self.model.test_function is None or force:
+            own = type(self.model).test_step is not keras.Model.test_step
+            step = self.model.test_step if own else lambda data: steps.default_test_step(self.model, data)
+            self.model.test_function = self._executor(step, "test", not own)
+
+    def _executor(self, step, kind, default):
+        only_metrics = default and type(self.model).compute_metrics is keras.Model.compute_metrics
+        return Executor(self.model, self.strategy, step, self.counters[kind], only_metrics, self._traced)
+
+    def _traced(self, variables):
+        known = {id(v) for v in self.captured}
+        self.captured += [v for v in variables if id(v) not in known]
+        for listener in list(self.listeners):
+            listener(self.captured)
+
+    def fit(self, *args, callbacks=None, **kwargs):
+        """`keras.Model.fit`."""
+        return self._called("fit", *args, callbacks=callbacks, **kwargs)
+
+    def evaluate(self, *args, **kwargs):
+        """`keras.Model.evaluate`."""
+        return self._called("evaluate", *args, **kwargs)
+
+    def predict(self, *args, **kwargs):
+        """`keras.Model.predict`."""
+        return self._called("predict", *args, **kwargs)
+
+    def train_on_batch(self, *args, **kwargs):
+        """`keras.Model.train_on_batch`; the batch is split over the replicas."""
+        return self._called("train_on_batch", *args, **kwargs)
+
+    def test_on_batch(self, *args, **kwargs):
+        """`keras.Model.test_on_batch`; the batch is split over the replicas."""
+        return self._called("test_on_batch", *args, **kwargs)
+
+    def predict_on_batch(self, x):
+        """`keras.Model.predict_on_batch`; the batch is split over the replicas."""
+        parts = split(tf.nest.map_structure(tf.convert_to_tensor, x), self.strategy.num_replicas_in_sync)
+        return type(self.model).predict_on_batch(self.model, regroup(self.strategy, parts))
+
+    def _called(self, method, *args, **kwargs):
+        try:
+            return getattr(type(self.model), method)(self.model, *args, **kwargs)
+        except tf.errors.InvalidArgumentError as error:
+            if NO_ROWS in str(error):
+                raise ValueError(f"{method}: {NO_ROWS}") from None
+            raise
+
+
+def optimizers_of(model):
+    """Every optimizer that the model holds as an attribute, by the attribute's name."""
+    return {name: value for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
+
+
+class _Symbolic:
+    """Anything with a shape and a dtype is enough for Keras to build from."""
+
+    def __init__(self, shape, dtype):
+        self.shape = shape
+        self.dtype = dtype
+
+
+def _symbolic(leaf):
+    if leaf is None or isinstance(leaf, (tf.OptionalSpec, tf.experimental.Optional)) or not hasattr(leaf, "dtype"):
+        return None
+    shape = tuple(leaf.shape)
+    return _Symbolic((None, *shape[1:]) if shape else shape, leaf.dtype)
+
+
+def _adds_up(regularizer):
+    """Whether the regulariser of two equal rows is twice that of one: found out by trying."""
+    one, two = (float(regularizer(tf.ones((rows, 4)))) for rows in (1, 2))
+    return abs(two - 2 * one) < 1e-3 * abs(one)
+
+
+def _take_shares_as_losses(metric):
+    """Lets a `Mean` that is given this replica's share of the loss track the loss itself."""
+    if "update_state" in vars(metric):
+        return
+
+    def update_state(values, sample_weight=None):
+        part = current_part()
+        if part is not None and any(values is share for share in part.losses):
+            values = values * part.strategy.num_replicas_in_sync
+        return type(metric).update_state(metric, values, sample_weight=sample_weight)
+
+    internals.set_attribute(metric, "update_state", update_state)

@@ -1,0 +1,137 @@
+"""Reduce once, then every replica updates its own copy."""
+
+import collections
+import math
+
+import tensorflow as tf
+
+from keras_mirror import internals
+from keras_mirror.rows import current_part
+
+PACK_BELOW = 16384  # entries; below, sending costs more than copying the gradient into a packet
+
+
+def reduce_gradients(gradients):
+    """The gradients of the global batch, from each replica's share of them.
+
+    Runs inside a step. Small dense gradients of one dtype travel in one packet; `None` stays `None`
+    and `tf.IndexedSlices` stay sparse: the slices of all replicas, one after another, which are
+    the slices that one device would have. What a replica without rows computed is replaced by
+    zeros, so that its NaNs do not spread.
+
+    Args:
+        gradients: List of tensors, `tf.IndexedSlices` or None.
+
+    Returns:
+        A list like `gradients`, equal on all replicas.
+    """
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return list(gradients)
+    present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    local = _zero_if_empty([_as_tensor(gradients[index]) for index in present])
+    packets, unpack = _pack(local)
+    reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, packets) if packets else []
+    result = list(gradients)
+    for index, gradient in zip(present, unpack(reduced)):
+        result[index] = gradient
+    return result
+
+
+def _as_tensor(gradient):
+    return gradient if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+
+
+def _zero_if_empty(gradients):
+    part = current_part()
+    if part is None or (isinstance(part.rows, int) and part.rows > 0) or not gradients:
+        return gradients
+    dense = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    dense = tf.cond(part.rows > 0, lambda: dense, lambda: [tf.zeros_like(g) for g in dense])
+    return [
+        tf.IndexedSlices(value, g.indices, g.dense_shape) if isinstance(g, tf.IndexedSlices) else value
+        for value, g in zip(dense if isinstance(dense, (list, tuple)) else [dense], gradients)
+    ]
+
+
+def _pack(gradients):
+    """Packets to send, and the function that takes them apart again."""
+    groups = collections.defaultdict(list)
+    for index, gradient in enumerate(gradients):
+        small = isinstance(gradient, tf.Tensor) and gradient.shape.is_fully_defined() and gradient.shape.num_elements() < PACK_BELOW
+        groups[gradient.dtype if small else index].append(index)
+    groups = list(groups.values())
+    packets = [
+        gradients[group[0]] if len(group) == 1 else tf.concat([tf.reshape(gradients[i], [-1]) for i in group], 0)
+        for group in groups
+    ]
+
+    def unpack(reduced):
+        result = [None] * len(gradients)
+        for group, packet in zip(groups, reduced):
+            if len(group) == 1:
+                result[group[0]] = packet
+                continue
+            pieces = tf.split(packet, [math.prod(gradients[i].shape) for i in group])
+            for i, piece in zip(group, pieces):
+                result[i] = tf.reshape(piece, gradients[i].shape)
+        return result
+
+    return packets, unpack
+
+
+def _as_half(gradient):
+    """A sum of float16 gradients as float16 would hold it: rounded, and infinite where it overflows."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_as_half(gradient.values), gradient.indices, gradient.dense_shape)
+    return tf.cast(tf.cast(gradient, tf.float16), gradient.dtype)
+
+
+def half_variables(model):
+    """Ids of the variables whose gradients are computed in float16, under mixed precision."""
+    return {
+        id(variable)
+        for layer in internals.layers_of(model)
+        if getattr(layer, "compute_dtype", None) == "float16"
+        for variable in internals.own_trainable_variables(layer)
+        if internals.is_autocast(variable)
+    }
+
+
+def share_updates(optimizer, half=frozenset()):
+    """Makes `optimizer.apply` reduce the gradients first and then update each replica's copies.
+
+    Everything after the reduction (unscaling, the test for infinities, clipping, accumulation,
+    weight decay, the update, averages, constraints) is Keras' own code. It sees the same numbers
+    on every replica, so the copies stay equal without any further word between the replicas.
+
+    Args:
+        optimizer: A built or unbuilt `keras.optimizers.Optimizer`, changed in place; its config,
+            its state and what is saved of it stay as they are.
+        half: Ids of variables whose gradients are computed in float16. Their sum is held to
+            float16's range, so that loss scaling meets the infinities that it meets on one device.
+    """
+    internals.set_attribute(optimizer, "_keras_mirror_half", half)
+    if "apply" in vars(optimizer):
+        return
+
+    def apply(grads, trainable_variables=None):
+        context = tf.distribute.get_replica_context()
+        apply_locally = type(optimizer).apply
+        grads = list(grads)
+        if context is None or not hasattr(context.strategy.extended, "_keras_mirror_local"):
+            return apply_locally(optimizer, grads, trainable_variables)
+        if current_part() is not None:
+            current_part().marks.add("update")
+        grads = reduce_gradients(grads)
+        half = optimizer._keras_mirror_half
+        if half and context.num_replicas_in_sync > 1:
+            variables = trainable_variables or internals.variables_updated_by(optimizer)
+            grads = [_as_half(g) if g is not None and id(v) in half else g for g, v in zip(grads, variables)]
+        with internals.local_updates(context.strategy.extended):
+            return apply_locally(optimizer, grads, trainable_variables)
+
+    internals.set_attribute(optimizer, "apply", apply)
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            internals.skip_all_reduce(each)

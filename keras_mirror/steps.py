@@ -1,0 +1,67 @@
+"""What one replica does with its part: Keras' own train and test step, with global denominators."""
+
+import keras
+import tensorflow as tf
+
+from keras_mirror import internals
+from keras_mirror.rows import current_part
+
+
+def default_train_step(model, data):
+    """`keras.Model.train_step` on one replica: loss, gradients, update, metrics.
+
+    It differs from Keras' in two places: the log `loss` weighs each batch by its global rows, and
+    the metrics' results are read once for all replicas by the caller, not here.
+
+    Args:
+        model: A compiled model of `mirrored_model`.
+        data: `(x, y, sample_weight)` of this replica, as `keras.Model.train_step` takes it.
+
+    Returns:
+        An empty dict, or what an own `compute_metrics` of the model returned.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    with tf.GradientTape() as tape:
+        y_pred = internals.call_with_training(model, x, True)
+        loss = internals.model_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+        record_loss(model, loss)
+        scaled = loss if model.optimizer is None else model.optimizer.scale_loss(loss)
+    variables = model.trainable_weights
+    if variables:
+        gradients = tape.gradient(scaled, variables)
+        model.optimizer.apply_gradients(zip(gradients, variables))
+    return update_metrics(model, x, y, y_pred, sample_weight)
+
+
+def default_test_step(model, data):
+    """`keras.Model.test_step` on one replica; see `default_train_step`."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    y_pred = internals.call_with_training(model, x, False)
+    loss = internals.model_loss(model, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
+    record_loss(model, loss)
+    return update_metrics(model, x, y, y_pred, sample_weight)
+
+
+def record_loss(model, loss):
+    """Adds this replica's share of the loss to the log `loss`.
+
+    Over the replicas the shares add up to the global loss L and the weights to the global rows B,
+    so the mean over steps is the sum of L * B over the sum of B, as on one device.
+    """
+    part = current_part()
+    replicas = part.strategy.num_replicas_in_sync
+    rows = tf.cast(part.global_rows, "float32")
+    if loss.shape.rank:  # reduction=None: one loss per row, which are not shares of anything
+        internals.loss_tracker(model).update_state(loss, sample_weight=rows)
+    else:
+        internals.loss_tracker(model).update_state(loss * replicas, sample_weight=rows / replicas)
+
+
+def update_metrics(model, x, y, y_pred, sample_weight):
+    """Updates the compiled metrics, or calls the model's own `compute_metrics`."""
+    if type(model).compute_metrics is not keras.Model.compute_metrics:
+        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    metrics = internals.compile_metrics(model)
+    if metrics is not None:
+        metrics.update_state(y, y_pred, sample_weight)
+    return {}

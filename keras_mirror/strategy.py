@@ -1,0 +1,249 @@
+"""The strategy: the one path through which `fit` and hand-written loops both go."""
+
+import contextlib
+import functools
+import weakref
+
+import tensorflow as tf
+
+from keras_mirror import internals
+from keras_mirror.devices import resolve
+from keras_mirror.distribution import ReplicaDataset, one_after_another, split_dataset
+from keras_mirror.errors import warn_once
+from keras_mirror.provenance import recording_creator
+from keras_mirror.rows import Part, RowCounter, rows_per_replica, working_on
+
+
+_BY_NAME = object()
+# Keras' own functions around a step; whatever else is run counts as training.
+_KINDS = {"test_step": "test", "predict_step": "predict", "one_step_on_data": "predict"}
+
+
+class MirroredStrategy(tf.distribute.MirroredStrategy):
+    """`tf.distribute.MirroredStrategy` whose replicas together do what one device would.
+
+    A drop-in subclass. It overrides the public methods through which `fit` and every hand-written
+    loop pass:
+
+    * `experimental_distribute_dataset` splits each global batch evenly (5 rows on 4 replicas are
+      2, 1, 1, 1); no replica is empty while rows suffice.
+    * `run` counts the rows of every replica inside the step.
+    * `reduce` also takes values whose length differs from replica to replica, bools and strings.
+
+    Several strategies, of different size too, live side by side in one process.
+
+    Args:
+        devices: As in `tf.distribute.MirroredStrategy`: `None` for every visible GPU (one CPU
+            where there is none) or a list of device names; also a number of replicas or `"idle"`,
+            as in `mirrored_model`.
+        cross_device_ops: How values travel between devices. `None` takes
+            `tf.distribute.NcclAllReduce` for several GPUs and `tf.distribute.ReductionToOneDevice`
+            else; TensorFlow's own default, collectives, breaks on CPUs as soon as a process holds
+            two strategies or one `fit` was interrupted.
+
+    Raises:
+        ValueError: If a device does not exist or is named twice; TensorFlow would hang instead.
+
+    Example:
+
+    >>> import keras_mirror as km
+    >>> import tensorflow as tf
+    >>> strategy = km.MirroredStrategy(km.virtual_cpus(2))
+    >>> dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(6).batch(3))
+    >>> for batch in dataset:
+    ...     print(strategy.reduce("SUM", strategy.run(tf.reduce_sum, args=(batch,)), axis=None).numpy())
+    3
+    12
+    """
+
+    def __init__(self, devices=None, cross_device_ops=None):
+        names = resolve(devices)
+        if cross_device_ops is None:
+            all_gpus = len(names) > 1 and all(name.startswith("GPU") for name in names)
+            cross_device_ops = tf.distribute.NcclAllReduce() if all_gpus else tf.distribute.ReductionToOneDevice()
+        super().__init__(names, cross_device_ops)
+        internals.allow_local_updates(self.extended)
+        self.devices = tuple(names)
+        self.row_counters = {"train": RowCounter(len(names)), "test": RowCounter(len(names))}
+        self._counter = _BY_NAME
+        self._lifted = weakref.WeakKeyDictionary()
+
+    @contextlib.contextmanager
+    def scope(self):
+        """As `tf.distribute.Strategy.scope`; also remembers which line creates a variable.
+
+        An optimizer's step counter and learning rate, which every replica changes alike, are kept
+        as copies that each replica updates itself.
+        """
+        with super().scope(), tf.variable_creator_scope(_create):
+            yield
+
+    @contextlib.contextmanager
+    def counting(self, counter):
+        """While entered, `run` counts in `counter` instead of `row_counters`; None counts nowhere."""
+        before, self._counter = self._counter, counter
+        try:
+            yield
+        finally:
+            self._counter = before
+
+    def experimental_distribute_dataset(self, dataset, options=None):
+        """Distributes a dataset of global batches, each split evenly over the replicas.
+
+        Args:
+            dataset: A batched `tf.data.Dataset`; its batches are global batches. Dense, ragged and
+                sparse components of any dtype.
+            options: `tf.distribute.InputOptions`. On CPU replicas there is no device to prefetch to
+                and they change nothing.
+
+        Returns:
+            A `tf.distribute.DistributedDataset`.
+
+        Raises:
+            TypeError: If `dataset` is no `tf.data.Dataset`.
+            ValueError: If it is empty or its elements are not batches.
+        """
+        if isinstance(dataset, tf.distribute.DistributedDataset):
+            return dataset
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                f"experimental_distribute_dataset takes a tf.data.Dataset of global batches and got {type(dataset).__name__}; "
+                "for arrays write tf.data.Dataset.from_tensor_slices((x, y)).batch(n)."
+            )
+        if not tf.inside_function() and dataset.cardinality().numpy() == 0:
+            raise ValueError("the dataset is empty: it yields no batch, so there is nothing to train on or to evaluate.")
+        if all(name.startswith("CPU") for name in self.devices):
+            return ReplicaDataset(self, dataset)
+        parts = split_dataset(dataset, self.num_replicas_in_sync)
+        return self.distribute_datasets_from_function(lambda context: one_after_another(parts), options)
+
+    def run(self, fn, args=(), kwargs=None, options=None):
+        """Runs `fn` on every replica, each with its part of the distributed `args`, and counts the rows.
+
+        Args:
+            fn: As in `tf.distribute.Strategy.run`.
+            args: Positional arguments; distributed values are handed out part by part.
+            kwargs: Keyword arguments, likewise.
+            options: `tf.distribute.RunOptions`.
+
+        Returns:
+            What the replicas returned, as in `tf.distribute.Strategy.run`.
+        """
+        kwargs = kwargs or {}
+        if internals.is_tf_function(fn):
+            return self._lift(fn)(*args, **kwargs)
+        rows = rows_per_replica(self, (args, kwargs))
+        if rows is None:
+            self._warn_if_not_distributed(fn, (args, kwargs))
+            return super().run(fn, args, kwargs, options)
+        counter = self._counter
+        if counter is _BY_NAME:
+            counter = self.row_counters.get(_KINDS.get(getattr(fn, "__name__", None), "train"))
+        if counter is not None:
+            counter.add(rows)
+        return super().run(self._on_part(internals.autograph(fn), rows), args, kwargs, options)
+
+    def _lift(self, function):
+        """A `tf.function` around the replicas, in place of one inside each of them."""
+        if function not in self._lifted:
+            python_function = function.python_function
+            self._lifted[function] = internals.clone_tf_function(
+                function, lambda *args, **kwargs: self.run(python_function, args, kwargs)
+            )
+        return self._lifted[function]
+
+    def _on_part(self, fn, rows):
+        even = all(isinstance(r, int) for r in rows) and len(set(rows)) == 1
+        if all(isinstance(r, int) for r in rows):
+            global_rows = sum(rows)
+        else:
+            with tf.device("CPU:0"):
+                global_rows = tf.add_n([tf.cast(r, tf.int64) for r in rows])
+
+        @tf.autograph.experimental.do_not_convert
+        @functools.wraps(fn)
+        def on_replica(*args, **kwargs):
+            replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+            with working_on(Part(self, replica, rows[replica], global_rows, even)):
+                return fn(*args, **kwargs)
+
+        return on_replica
+
+    def _warn_if_not_distributed(self, fn, given):
+        batches = [leaf for leaf in tf.nest.flatten(given) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
+        if batches and self.num_replicas_in_sync > 1:
+            name = getattr(fn, "__qualname__", repr(fn))
+            warn_once(
+                ("not distributed", name),
+                f"strategy.run({name}) was given a tensor of shape {batches[0].shape} that is not distributed, so each of the "
+                f"{self.num_replicas_in_sync} replicas works on all of it; iterate over "
+                "strategy.experimental_distribute_dataset(dataset) instead.",
+                stacklevel=4,
+            )
+
+    def reduce(self, reduce_op, value, axis=None):
+        """Reduces the replicas' values to one, as `tf.distribute.Strategy.reduce`, and more kinds of them.
+
+        Without `axis`, values whose first dimensions differ are added row by row, and a mean is
+        over the replicas that have the row. Bools count as 0 and 1. Strings have no sum; their
+        mean is the first replica's value.
+
+        Args:
+            reduce_op: `"SUM"`, `"MEAN"` or a `tf.distribute.ReduceOp`.
+            value: Structure of values with one part per replica.
+            axis: int to reduce over that dimension too, e.g. 0 for the rows.
+
+        Returns:
+            A structure of tensors.
+
+        Raises:
+            TypeError: For a sum of strings.
+        """
+        return tf.nest.map_structure(lambda leaf: self._reduce_leaf(reduce_op, leaf, axis), value)
+
+    def _reduce_leaf(self, reduce_op, leaf, axis):
+        if not internals.is_per_replica(leaf):
+            return super().reduce(reduce_op, leaf, axis)
+        parts = self.experimental_local_results(leaf)
+        mean = reduce_op in ("MEAN", "mean", tf.distribute.ReduceOp.MEAN)
+        if parts[0].dtype == tf.string:
+            if not mean:
+                raise TypeError("strategy.reduce: strings have no sum; use strategy.gather(value, axis=0) to have all of them.")
+            return parts[0]
+        if parts[0].dtype == tf.bool:
+            number = tf.float32 if mean else tf.int64
+            leaf = self.experimental_distribute_values_from_function(
+                lambda context: tf.cast(parts[context.replica_id_in_sync_group], number)
+            )
+            parts = self.experimental_local_results(leaf)
+        if axis is None and _lengths_may_differ(parts):
+            return _sum_rows(parts, mean)
+        return super().reduce(reduce_op, leaf, axis)
+
+
+def _create(next_creator, **kwargs):
+    first_only = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    if first_only and kwargs.get("name") in ("iteration", "learning_rate"):
+        kwargs["aggregation"] = tf.VariableAggregation.NONE
+    return recording_creator(next_creator, **kwargs)
+
+
+def _lengths_may_differ(parts):
+    if not all(isinstance(part, tf.Tensor) and part.shape.rank for part in parts):
+        return False
+    lengths = {part.shape[0] for part in parts}
+    return None in lengths or len(lengths) > 1
+
+
+def _sum_rows(parts, mean):
+    lengths = [tf.shape(part)[0] for part in parts]
+    longest = tf.reduce_max(tf.stack(lengths))
+
+    def padded(part, length):
+        return tf.pad(part, [[0, longest - length]] + [[0, 0]] * (part.shape.rank - 1))
+
+    total = tf.add_n([padded(part, length) for part, length in zip(parts, lengths)])
+    if not mean:
+        return total
+    having = tf.add_n([tf.cast(tf.range(longest) < length, total.dtype) for length in lengths])
+    return total / tf.reshape(having, [-1] + [1] * (total.shape.rank - 1))
