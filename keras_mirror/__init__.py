@@ -7,13 +7,29 @@ from keras_mirror import errors
 
 errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend())
 
+from keras_mirror.auditing import audit  # noqa: E402
+from keras_mirror.callbacks import ReplicaBatchLogger, ScopeAuditor  # noqa: E402
 from keras_mirror.devices import devices, virtual_cpus  # noqa: E402
 from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
 from keras_mirror.losses import global_mean  # noqa: E402
 from keras_mirror.model import mirrored_model  # noqa: E402
+from keras_mirror.planning import plan  # noqa: E402
 from keras_mirror.provenance import watch as _watch  # noqa: E402
 from keras_mirror.strategy import MirroredStrategy  # noqa: E402
 
+__all__ = [
+    "MirrorWarning",
+    "MirroredStrategy",
+    "OutOfScopeError",
+    "ReplicaBatchLogger",
+    "ScopeAuditor",
+    "audit",
+    "devices",
+    "global_mean",
+    "mirrored_model",
+    "plan",
+    "virtual_cpus",
+]
 __version__ = "0.1.0"
 
 _watch()

@@ -78,8 +78,11 @@ def is_distributed_variable(variable):
 
 def container_of(variable):
     """The distributed variable that a replica's copy belongs to, or the variable itself."""
-    find = getattr(variable, "_distributed_container", None)
-    return (find() if find is not None else None) or variable
+    for place in (variable, getattr(variable, "handle", None)):
+        find = getattr(place, "_distributed_container", None)
+        if find is not None and find() is not None:
+            return find()
+    return variable
 
 
 def current_graph():
@@ -221,6 +224,11 @@ def variables_updated_by(optimizer):
 def own_trainable_variables(layer):
     """Trainable variables that a layer holds itself, without those of its sublayers."""
     return list(layer._trainable_variables)
+
+
+def own_variables(layer):
+    """Variables that a layer holds itself, without those of its sublayers."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def is_autocast(variable):

@@ -5,11 +5,13 @@ import tensorflow as tf
 
 from keras_mirror import internals, steps
 from keras_mirror.distribution import NO_ROWS, ReplicaDataset, regroup, split
-from keras_mirror.errors import MirrorWarning, warn_once
+from keras_mirror.errors import warn_once
 from keras_mirror.executor import Executor
 from keras_mirror.losses import GlobalLoss, mark_as_share
 from keras_mirror.normalization import MODES, normalize_globally
 from keras_mirror.optimizers import half_variables, share_updates
+from keras_mirror.progress import arrange
+from keras_mirror.provenance import origin_of, watch
 from keras_mirror.randomness import draw_differently, generators_of
 from keras_mirror.rebuilding import rebuild_in_scope
 from keras_mirror.rows import RowCounter, current_part
@@ -78,6 +80,7 @@ def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=
             f"mirrored_model: compile must be a dict of Model.compile arguments such as dict(optimizer='adam', loss='mse'), "
             f"and got {_kind(compile)}."
         )
+    watch()
     strategy = _strategy(devices, strategy)
     with strategy.scope():
         model = build_fn()
@@ -88,7 +91,20 @@ def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=
         model.compile(**compile)
     else:
         engine.recompile_in_scope()
+    _warn_of_strangers(model, strategy)
     return model
+
+
+def _warn_of_strangers(model, strategy):
+    strangers = [v for v in model.weights if not strategy.extended.variable_created_in_scope(v.value)]
+    if strangers:
+        origin = origin_of(strangers[0])
+        warn_once(
+            ("strangers", id(model)),
+            f"mirrored_model: {len(strangers)} of the model's {len(model.weights)} weights, the first of them {strangers[0].path!r}"
+            f"{f' ({origin})' if origin else ''}, were made outside of build_fn and exist on one device only; make their layers "
+            "inside build_fn. keras_mirror.audit(model) lists all of them.",
+        )
 
 
 def engine_of(model):
@@ -336,6 +352,7 @@ class Engine:
 
     def fit(self, *args, callbacks=None, **kwargs):
         """`keras.Model.fit`."""
+        callbacks = arrange(callbacks, kwargs.get("verbose", "auto"))
         return self._called("fit", *args, callbacks=callbacks, **kwargs)
 
     def evaluate(self, *args, **kwargs):

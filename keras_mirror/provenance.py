@@ -19,6 +19,9 @@ _LIBRARIES = tuple(
 ) + (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
 
 
+_open_scopes = []
+
+
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """Where a variable was created.
@@ -44,7 +47,7 @@ def record(variable):
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
-    if frame is not None and getattr(variable, _ORIGIN, None) is None:
+    if frame is not None and _ORIGIN not in vars(variable):
         code = frame.f_code
         origin = Origin(code.co_filename, frame.f_lineno, code.co_name, threading.current_thread().name)
         try:
@@ -67,7 +70,9 @@ def watch():
     that scope would fail.
     """
     if internals.creator_stack_is_empty():
-        tf.variable_creator_scope(recording_creator).__enter__()
+        scope = tf.variable_creator_scope(recording_creator)
+        scope.__enter__()
+        _open_scopes.append(scope)  # dropping it would close it
 
 
 def origin_of(variable):

@@ -1,0 +1,6 @@
+"""Callbacks for `fit`, `evaluate` and the loops of this package."""
+
+from keras_mirror.callbacks.replica_batch_logger import ReplicaBatchLogger
+from keras_mirror.callbacks.scope_auditor import ScopeAuditor
+
+__all__ = ["ReplicaBatchLogger", "ScopeAuditor"]

@@ -1,0 +1,51 @@
+"""The order of callbacks and the progress bar of a model whose replicas log their rows."""
+
+import keras
+
+
+class ReplicaProgbarLogger(keras.callbacks.ProgbarLogger):
+    """Keras' progress bar, with the replicas' rows on a line of their own instead of in the bar.
+
+    Args:
+        loggers: Callbacks with a method `line()`, printed at the end of each epoch.
+    """
+
+    def __init__(self, loggers):
+        super().__init__()
+        self._loggers = loggers
+
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, _without_replicas(logs))
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, _without_replicas(logs))
+        if self.verbose:
+            for logger in self._loggers:
+                print(logger.line())
+
+
+def _without_replicas(logs):
+    return {name: value for name, value in (logs or {}).items() if not name.startswith("replica_")}
+
+
+def arrange(callbacks, verbose):
+    """Puts the loggers first, so that every other callback sees their keys, and their lines last.
+
+    Args:
+        callbacks: What `fit` was given: None, a callback, or a list.
+        verbose: What `fit` was given.
+
+    Returns:
+        A list for `fit`, or `callbacks` itself where there is nothing to arrange.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks.sort(key=lambda callback: not getattr(callback, "adds_replica_logs", False))
+        return callbacks
+    flat = keras.tree.flatten(callbacks) if callbacks else []
+    loggers = [callback for callback in flat if getattr(callback, "adds_replica_logs", False)]
+    if not loggers:
+        return callbacks
+    others = [callback for callback in flat if not getattr(callback, "adds_replica_logs", False)]
+    if verbose != 0 and not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in others):
+        others.append(ReplicaProgbarLogger(loggers))
+    return [*loggers, *others]
