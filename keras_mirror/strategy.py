@@ -7,7 +7,7 @@ import weakref
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.devices import resolve
+from keras_mirror.hardware import resolve
 from keras_mirror.distribution import ReplicaDataset, one_after_another, split_dataset
 from keras_mirror.errors import warn_once
 from keras_mirror.provenance import recording_creator

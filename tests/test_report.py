@@ -1,0 +1,30 @@
+from keras_mirror.report import Report
+
+TABLE = Report(
+    "Title",
+    ["name", "count [x]", "mean"],
+    [{"name": "a [bold]", "count [x]": 3, "mean": 1.23456}, {"name": "<b>", "count [x]": 12, "mean": None}],
+    ["A note."],
+)
+
+
+def test_text_is_aligned():
+    expected = """\
+Title
+name       count [x]   mean
+────────────────────────────
+a [bold]           3   1.235
+<b>               12
+A note."""
+    assert str(TABLE) == expected
+
+
+def test_html_is_a_table_without_scripts_and_escaped():
+    text = TABLE._repr_html_()
+    assert "<table>" in text and "<script" not in text
+    assert "&lt;b&gt;" in text and "<td><b></td>" not in text
+    assert "<td>1.235</td>" in text and "<p>A note.</p>" in text
+
+
+def test_without_rows_only_title_and_notes():
+    assert str(Report("Title", ["a"], [], ["Nothing yet."])) == "Title\nNothing yet."
