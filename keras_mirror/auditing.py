@@ -108,36 +108,36 @@ def audit(model):
     if strategy is None:
         raise ValueError("audit: the model was not made in a strategy's scope; build it with keras_mirror.mirrored_model(build_fn).")
     findings, seen = [], set()
-    for kind, owner, variable in held_variables(model):
+    for kind, holder, variable in held_variables(model):
         value = _tensorflow_variable(variable)
         if id(value) in seen:
             continue
         seen.add(id(value))
         if not strategy.extended.variable_created_in_scope(value):
-            findings.append(_finding(kind, owner, variable, *_EFFECTS[kind]))
+            findings.append(_finding(kind, holder, variable, *_EFFECTS[kind]))
         elif kind == "metric" and strategy.num_replicas_in_sync > 1 and not _is_summed(value):
-            findings.append(_finding(kind, owner, variable, *_LOCAL_METRIC))
+            findings.append(_finding(kind, holder, variable, *_LOCAL_METRIC))
     captured = engine_of(model).captured if engine_of(model) else []
     findings += _captured_findings(captured, strategy, seen)
     return Audit(findings, len(seen), bool(captured))
 
 
 def held_variables(model):
-    """Yields `(kind, owner, variable)` for every variable that the model holds."""
-    for metric in model.metrics:
+    """Yields `(kind, holder, variable)` for every variable that the model holds."""
+    for metric in _single_metrics(model):
         for variable in [*metric.variables, *(v for v in vars(metric).values() if isinstance(v, tf.Variable))]:
-            yield "metric", f"metric {metric.name}", variable
-    for name, optimizer in optimizers_of(model).items():
+            yield "metric", metric, variable
+    for optimizer in optimizers_of(model).values():
         for variable in optimizer.variables:
-            yield "optimizer", f"optimizer {optimizer.name}", variable
+            yield "optimizer", optimizer, variable
     for generator in generators_of(model):
-        yield "seed generator", f"seed generator {generator.name}", generator.state
+        yield "seed generator", generator, generator.state
     for layer in internals.layers_of(model):
         for variable in internals.own_variables(layer):
-            yield "layer", f"layer {layer.name}", variable
+            yield "layer", layer, variable
         for value in vars(layer).values():
             if isinstance(value, tf.Variable):
-                yield "step", f"layer {layer.name}", value
+                yield "step", layer, value
 
 
 def _captured_findings(captured, strategy, seen):
@@ -148,9 +148,9 @@ def _captured_findings(captured, strategy, seen):
             continue
         seen.add(id(value))
         if not strategy.extended.variable_created_in_scope(value):
-            findings.append(_finding("step", "the step", value, *_EFFECTS["step"]))
+            findings.append(_finding("step", None, value, *_EFFECTS["step"]))
         elif strategy.num_replicas_in_sync > 1 and not value.trainable and not _is_summed(value) and _is_unaggregated(value):
-            findings.append(_finding("step", "the step", value, *_LOCAL_STEP))
+            findings.append(_finding("step", None, value, *_LOCAL_STEP))
     return findings
 
 
@@ -166,6 +166,12 @@ def _is_unaggregated(value):
     return getattr(value, "aggregation", None) == tf.VariableAggregation.NONE
 
 
-def _finding(kind, owner, variable, effect, remedy):
+def _single_metrics(model):
+    for metric in model.metrics:
+        yield from getattr(metric, "metrics", [metric])  # Keras keeps the compiled ones in a container
+
+
+def _finding(kind, holder, variable, effect, remedy):
+    owner = "the step" if holder is None else f"{'layer' if kind == 'step' else kind} {holder.name}"
     path = getattr(variable, "path", None) or variable.name.split(":")[0]
-    return Finding(path, owner, origin_of(variable), effect, remedy)
+    return Finding(path, owner, origin_of(variable, *([] if holder is None else [holder])), effect, remedy)

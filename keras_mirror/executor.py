@@ -35,7 +35,7 @@ class Executor:
         self._on_trace = on_trace
         self._eager = model.run_eagerly
         self._traced = set()
-        self._own_logs = {}
+        self._ran = False
         self._run_one = self._compiled(lambda iterator: self._logs(self._run(iterator.get_next())))
         self._run_many = self._compiled(self._many_steps)
         self._run_batch = self._compiled(lambda batch: self._logs(self._run(batch)))
@@ -48,11 +48,18 @@ class Executor:
         steps = self._model.steps_per_execution
         if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
             return self._on_given_batches(iterator, steps)
-        if steps == 1:
-            return self._call(self._run_one, iterator)
-        ran, logs = self._call(self._run_many, iterator, tf.constant(steps))
-        if int(ran) == 0:
-            raise StopIteration
+        try:
+            if steps == 1:
+                logs = self._call(self._run_one, iterator)
+            else:
+                ran, logs = self._call(self._run_many, iterator, tf.constant(steps))
+                if int(ran) == 0:
+                    raise StopIteration
+        except (StopIteration, tf.errors.OutOfRangeError):
+            if not self._ran:
+                raise ValueError("the data is empty: it yielded no batch, so there is nothing to train on or to evaluate.") from None
+            raise
+        self._ran = True
         return logs
 
     def _call(self, function, *arguments):

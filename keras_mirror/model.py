@@ -98,7 +98,10 @@ def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=
 def _warn_of_strangers(model, strategy):
     strangers = [v for v in model.weights if not strategy.extended.variable_created_in_scope(v.value)]
     if strangers:
-        origin = origin_of(strangers[0])
+        holders = [
+            layer for layer in internals.layers_of(model) if any(strangers[0] is v for v in internals.own_variables(layer))
+        ]
+        origin = origin_of(strangers[0], *holders)
         warn_once(
             ("strangers", id(model)),
             f"mirrored_model: {len(strangers)} of the model's {len(model.weights)} weights, the first of them {strangers[0].path!r}"

@@ -75,42 +75,68 @@ def watch():
         _open_scopes.append(scope)  # dropping it would close it
 
 
-def origin_of(variable):
+def origin_of(variable, *holders):
     """The `Origin` of a variable, or None when nothing is known.
 
-    Variables made before this package was imported, or in another thread, are looked up by name:
-    a module's global or a function's local whose value is the variable, and the line in the
-    source that assigns it.
+    What was made before this package was imported, after `keras.backend.clear_session` or in
+    another thread was not recorded; it is looked up by name: a global, a local of a function that
+    is running or a closure whose value it is, and the line of the source that assigns it.
 
     Args:
         variable: A `keras.Variable` or `tf.Variable`.
+        *holders: Objects that hold it, such as its layer or optimizer, looked up by name as well.
     """
     value = getattr(variable, "value", variable)
     value = value if isinstance(value, tf.Variable) else variable
     origin = getattr(value, _ORIGIN, None) or getattr(internals.container_of(value), _ORIGIN, None)
-    return origin or _found_by_name(value, variable)
+    if origin is not None:
+        return origin
+    targets = [value, variable, *holders]
+    return next((found for search in (_among_locals, _among_globals, _among_closures) for found in search(targets)), None)
 
 
-def _found_by_name(*objects):
-    for target in objects:
-        for referrer in gc.get_referrers(target):
-            if isinstance(referrer, dict) and "__name__" in referrer and referrer.get("__file__"):
-                names = [name for name, value in referrer.items() if value is target]
-                line = _assignment(referrer["__file__"], names)
+def _is_any(value, targets):
+    return any(value is target for target in targets)
+
+
+def _among_locals(targets):
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            code = frame.f_code
+            if not code.co_filename.startswith(_LIBRARIES):
+                names = [name for name, value in frame.f_locals.items() if _is_any(value, targets)]
+                line = _assignment(code.co_filename, names, code.co_firstlineno, frame.f_lineno)
                 if line:
-                    return Origin(referrer["__file__"], line, "<module>", "unknown")
-            elif isinstance(referrer, types.CellType):
-                for function in gc.get_referrers(*[t for t in gc.get_referrers(referrer) if isinstance(t, tuple)]):
-                    if isinstance(function, types.FunctionType) and referrer in (function.__closure__ or ()):
-                        name = function.__code__.co_freevars[function.__closure__.index(referrer)]
-                        line = _assignment(function.__code__.co_filename, [name], function.__code__.co_firstlineno)
-                        if line:
-                            return Origin(function.__code__.co_filename, line, function.__qualname__, "unknown")
-    return None
+                    yield Origin(code.co_filename, line, code.co_name, "unknown")
+            frame = frame.f_back
 
 
-def _assignment(file, names, before=None):
-    """The last line (before line `before`) of `file` that assigns one of `names`."""
+def _among_globals(targets):
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and not file.startswith(_LIBRARIES) and isinstance(module, types.ModuleType):
+            names = [name for name, value in list(vars(module).items()) if _is_any(value, targets)]
+            line = _assignment(file, names)
+            if line:
+                yield Origin(file, line, "<module>", "unknown")
+
+
+def _among_closures(targets):
+    cells = [cell for cell in gc.get_referrers(*targets) if isinstance(cell, types.CellType)]
+    closures = [t for t in gc.get_referrers(*cells) if isinstance(t, tuple)] if cells else []
+    for function in gc.get_referrers(*closures) if closures else ():
+        if isinstance(function, types.FunctionType) and function.__closure__:
+            code = function.__code__
+            names = [name for name, cell in zip(code.co_freevars, function.__closure__) if any(cell is c for c in cells)]
+            line = _assignment(code.co_filename, names, last=code.co_firstlineno)
+            if line:
+                yield Origin(code.co_filename, line, function.__qualname__.split(".<locals>")[0], "unknown")
+
+
+def _assignment(file, names, first=0, last=None):
+    """The last line of `file` (between two lines) that assigns one of `names`, or None."""
+    if not names:
+        return None
     try:
         with open(file, encoding="utf-8") as source:
             tree = ast.parse(source.read())
@@ -121,7 +147,7 @@ def _assignment(file, names, before=None):
         for node in ast.walk(tree)
         if isinstance(node, (ast.Assign, ast.AnnAssign))
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        if isinstance(target, ast.Name) and target.id in names
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name) and name.id in names
     ]
-    lines = [line for line in lines if before is None or line < before] or lines
-    return max(lines, default=None)
+    return max((line for line in lines if first <= line <= (last or line)), default=None)

@@ -40,7 +40,7 @@ def rebuild_in_scope(arguments, strategy):
         strangers = outside(thing, strategy)
         if not strangers:
             return thing
-        origin = origin_of(strangers[0])
+        origin = origin_of(strangers[0], thing)
         what = f"{_role(thing)} {thing.name!r}{f' ({origin})' if origin else ''}"
         sentences.append(
             f"the {what} was made outside of the strategy's scope and was made again inside from its config"
