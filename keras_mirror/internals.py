@@ -190,11 +190,6 @@ def set_attribute(holder, name, value):
     object.__setattr__(holder, name, value)
 
 
-def unpack(data):
-    """`(x, y, sample_weight)` of what a step is given."""
-    return keras.utils.unpack_x_y_sample_weight(data)
-
-
 def set_training_strategy(model, strategy):
     """Makes Keras' trainer distribute data and run steps with `strategy`."""
     model._distribute_strategy = strategy

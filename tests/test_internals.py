@@ -1,0 +1,246 @@
+"""Each private name, pinned to what it does today.
+
+When one of these fails after an upgrade, the function of the same name in `internals.py` is what
+has to change. Each test says what can be deleted once upstream makes the name unnecessary.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_mirror as km
+from keras_mirror import internals
+
+
+@pytest.fixture
+def strategy():
+    return km.MirroredStrategy(2)
+
+
+@pytest.fixture
+def model(build_fn):
+    return build_fn()
+
+
+def test_local_updates(strategy):
+    """Delete `allow_local_updates`, `local_updates` and `skip_all_reduce` once Keras' optimizers reduce
+    before clipping and need no merge inside a condition."""
+    with strategy.scope():
+        variable = tf.Variable(0.0, aggregation=tf.VariableAggregation.NONE)
+
+    @tf.function
+    def run():
+        def step():
+            with internals.local_updates(strategy.extended):
+                assert tf.__internal__.distribute.strategy_supports_no_merge_call()
+                strategy.extended.update(variable, lambda v, value: v.assign_add(value), args=(1.0,))
+            assert not tf.__internal__.distribute.strategy_supports_no_merge_call()
+
+        strategy.run(step)
+
+    run()
+    assert [float(part.numpy()) for part in strategy.experimental_local_results(variable)] == [1.0, 1.0]
+
+
+def test_is_per_replica_and_container_of(strategy):
+    """Delete `container_of` once a copy of a mirrored variable says publicly what it is a copy of."""
+    with strategy.scope():
+        variable = tf.Variable([1.0, 2.0])
+    value = strategy.experimental_distribute_values_from_function(lambda context: tf.ones(2))
+    assert internals.is_per_replica(value) and not internals.is_per_replica(tf.ones(2))
+    assert not internals.is_per_replica(variable) and internals.is_distributed_variable(variable)
+    assert not internals.is_distributed_variable(tf.Variable(0.0))
+    for part in strategy.experimental_local_results(variable):
+        assert internals.container_of(part) is variable
+    assert internals.container_of(variable) is variable
+    plain = tf.Variable(0.0)
+    assert internals.container_of(plain) is plain
+
+
+def test_per_replica_spec(strategy):
+    """Delete once `tf.distribute` has a public spec for values with a part per replica."""
+    value = strategy.experimental_distribute_values_from_function(lambda context: tf.ones(2))
+    assert internals.per_replica_spec([tf.TensorSpec((2,))] * 2).is_compatible_with(value)
+
+
+def test_clone_tf_function():
+    """Delete once a strategy's `run` can be told to lift a `tf.function` around the replicas."""
+    function = tf.function(lambda x: x + 1, reduce_retracing=True)
+    assert internals.is_tf_function(function) and not internals.is_tf_function(len)
+    clone = internals.clone_tf_function(function, lambda x: x + 2)
+    assert int(clone(1)) == 3 and internals.is_tf_function(clone)
+
+
+def test_autograph_follows_the_caller():
+    """Delete once `strategy.run` converts what a wrapper around the user's function calls."""
+
+    def absolute(x):
+        if x < 0:
+            x = -x
+        return x
+
+    @tf.function
+    def converted(x):
+        return internals.autograph(absolute)(x)
+
+    assert int(converted(tf.constant(-3))) == 3
+    assert internals.autograph(absolute)(-3) == 3
+
+
+def test_current_graph_and_captured_variables():
+    """Delete `captured_variables` once a function's graph lists its variables while it is traced."""
+    used, unused = tf.Variable(1.0), tf.Variable(2.0)
+    seen = []
+
+    @tf.function
+    def step():
+        seen.append(internals.inside_tf_function())
+        result = tf.cond(tf.constant(True), lambda: used + 1, lambda: used - 1)
+        seen.append([v is used for v in internals.captured_variables(internals.current_graph())])
+        return result
+
+    concrete = step.get_concrete_function()
+    assert seen == [True, [True]] and not internals.inside_tf_function() and internals.current_graph() is None
+    assert [v is used for v in internals.captured_variables(concrete.graph)] == [True]
+    assert unused.numpy() == 2.0
+
+
+def test_creator_stack_is_empty():
+    """Delete once variable creators can be registered without a scope."""
+    tf.compat.v1.reset_default_graph()
+    assert internals.creator_stack_is_empty()
+    with tf.variable_creator_scope(lambda following, **kwargs: following(**kwargs)):
+        assert not internals.creator_stack_is_empty()
+    assert internals.creator_stack_is_empty()
+
+
+def test_layers_of():
+    """Delete once Keras lists nested layers publicly."""
+    inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="deep")])
+    outer = keras.Sequential([keras.Input((2,)), inner])
+    assert internals.layers_of(outer)[0] is outer
+    assert "deep" in [layer.name for layer in internals.layers_of(outer)]
+
+
+def test_symbolic_build(model):
+    """Delete once Keras builds from a spec instead of the first batch."""
+
+    class Like:
+        def __init__(self, shape, dtype):
+            self.shape, self.dtype = shape, dtype
+
+    internals.symbolic_build(model, (Like((None, 6), tf.float32), Like((None, 1), tf.float32)))
+    assert model.optimizer.built and internals.compiled_losses(model)
+    assert internals.compile_loss(model).built and internals.compile_metrics(model).built
+
+
+def test_training_strategy(model, strategy):
+    """Delete once a model can be given a strategy after it was made."""
+    assert internals.training_strategy(model) is None
+    internals.set_training_strategy(model, strategy)
+    assert internals.training_strategy(model) is strategy and model.distribute_strategy is strategy
+
+
+def test_losses_and_trackers(model):
+    """Delete `replace_compiled_losses` once Keras' losses divide by the global batch."""
+    assert internals.compiled_losses(model) == []
+    model.fit(np.ones((4, 6)), np.ones((4, 1)), verbose=0)
+    assert isinstance(internals.loss_tracker(model), keras.metrics.Mean)
+    (loss,) = internals.compiled_losses(model)
+    assert isinstance(loss, keras.losses.Loss)
+    internals.replace_compiled_losses(model, lambda loss: keras.losses.MeanAbsoluteError())
+    assert isinstance(internals.compiled_losses(model)[0], keras.losses.MeanAbsoluteError)
+    assert model.loss == "mse" and model.get_compile_config()["loss"] == "mse"
+    value = internals.model_loss(model, x=None, y=tf.ones((2, 1)), y_pred=tf.zeros((2, 1)), sample_weight=None, training=True)
+    assert float(value) == 1.0
+
+
+def test_call_with_training():
+    """Delete once Keras drops `training` for models whose `call` does not take it."""
+
+    class Without(keras.Model):
+        def call(self, inputs):
+            return inputs
+
+    class With(keras.Model):
+        def call(self, inputs, training=False):
+            return inputs + 1.0 if training else inputs
+
+    assert float(internals.call_with_training(Without(), tf.zeros(()), True)) == 0.0
+    assert float(internals.call_with_training(With(), tf.zeros(()), True)) == 1.0
+
+
+def test_layer_state():
+    """Delete `own_losses`, `own_variables` and `seed_generators_of` once layers list what is theirs alone."""
+    dropout = keras.layers.Dropout(0.5)
+    assert [type(g) for g in internals.seed_generators_of(dropout)] == [keras.random.SeedGenerator]
+    dense = keras.layers.Dense(2, activity_regularizer="l2")
+    dense(tf.ones((1, 2)))
+    assert len(internals.own_losses(dense)) == 1
+    assert [v.name for v in internals.own_trainable_variables(dense)] == ["kernel", "bias"]
+    norm = keras.layers.BatchNormalization()
+    norm.build((None, 2))
+    assert {v.name for v in internals.own_variables(norm)} == {"gamma", "beta", "moving_mean", "moving_variance"}
+    assert internals.is_autocast(dense.kernel) and not internals.is_autocast(norm.moving_mean)
+
+
+def test_set_batch_moments():
+    """Delete once `BatchNormalization(synchronized=True)` keeps to masks, empty parts and one device's rounding."""
+    norm = keras.layers.BatchNormalization(momentum=0.0, epsilon=0.0)
+    norm.build((None, 1))
+    internals.set_batch_moments(norm, lambda inputs, mask: (tf.constant([1.0]), tf.constant([4.0])))
+    np.testing.assert_allclose(norm(tf.constant([[5.0]]), training=True), [[2.0]])
+    np.testing.assert_allclose(norm.moving_variance.numpy(), [4.0])
+
+
+def test_mask_of():
+    """Delete once masks are public."""
+    masked = keras.layers.Embedding(3, 2, mask_zero=True)(tf.constant([[1, 0]]))
+    np.testing.assert_array_equal(internals.mask_of(masked), [[True, False]])
+    assert internals.mask_of(tf.ones(1)) is None
+
+
+def test_set_attribute_is_not_tracked(model, tmp_path):
+    """Delete once Keras has a place for untracked attributes."""
+    internals.set_attribute(model, "extra", tf.Variable(1.0))
+    assert len(model.weights) == 4
+    model.save(tmp_path / "m.keras")
+
+
+def test_compile_arguments(model):
+    """Delete once `get_compile_config` can return live objects."""
+    arguments = internals.compile_arguments(model)
+    assert arguments["optimizer"] is model.optimizer and arguments["loss"] == "mse" and arguments["metrics"] == ["mae"]
+    assert internals.compile_arguments(keras.Sequential()) is None
+
+
+def test_variables_updated_by(model):
+    """Delete once optimizers list the variables that they update."""
+    model.optimizer.build(model.trainable_variables)
+    assert [a is b for a, b in zip(internals.variables_updated_by(model.optimizer), model.trainable_variables)] == [True] * 4
+
+
+def test_skip_all_reduce():
+    """See `test_local_updates`."""
+    optimizer = keras.optimizers.SGD(1.0)
+    internals.skip_all_reduce(optimizer)
+    pairs = [(tf.ones(1), tf.Variable([0.0]))]
+    assert optimizer._all_reduce_sum_gradients(pairs) is pairs
+
+
+def test_dataset_of(data, build_fn):
+    """Delete once `fit` builds from the dataset's spec."""
+    from keras_mirror.distribution import ReplicaDataset
+
+    model = km.mirrored_model(build_fn, devices=2)
+    seen = []
+    build = model._maybe_symbolic_build
+
+    def spy(iterator=None, data_batch=None):
+        seen.append(internals.dataset_of(iterator))
+        build(iterator=iterator, data_batch=data_batch)
+
+    internals.set_attribute(model, "_maybe_symbolic_build", spy)
+    model.fit(*data, verbose=0)
+    assert isinstance(seen[0], ReplicaDataset)
