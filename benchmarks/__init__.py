@@ -1,0 +1,1 @@
+"""Speed and memory as ratios of paired runs; `make bench` prints all of them."""

@@ -1,0 +1,45 @@
+"""Prints every comparison; `python -m benchmarks.run --quick` for a rough look."""
+
+import argparse
+import importlib
+import os
+import platform
+
+import keras
+import tensorflow as tf
+
+PARTS = ("fit",)
+
+
+def machine():
+    """What was measured on, in one line."""
+    names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = [int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")]
+    return (
+        f"{names[0] if names else platform.processor() or 'unknown CPU'}, {os.cpu_count()} cores, "
+        f"{round(memory[0] / 2**20) if memory else '?'} GiB, Python {platform.python_version()}, "
+        f"TensorFlow {tf.__version__}, Keras {keras.__version__}"
+    )
+
+
+def _lines(path):
+    try:
+        with open(path) as file:
+            return file.readlines()
+    except OSError:
+        return []
+
+
+def main(arguments=None):
+    """Runs the parts asked for, or all."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"any of {', '.join(PARTS)}; all if none")
+    parser.add_argument("--quick", action="store_true", help="few rounds, for a rough look")
+    options = parser.parse_args(arguments)
+    print(f"Machine: {machine()}\n")
+    for part in options.parts or PARTS:
+        print(importlib.import_module(f"benchmarks.{part}").report(options.quick), "\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
