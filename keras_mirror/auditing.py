@@ -149,7 +149,7 @@ def _captured_findings(captured, strategy, seen):
         seen.add(id(value))
         if not strategy.extended.variable_created_in_scope(value):
             findings.append(_finding("step", None, value, *_EFFECTS["step"]))
-        elif strategy.num_replicas_in_sync > 1 and not value.trainable and not _is_summed(value) and _is_unaggregated(value):
+        elif strategy.num_replicas_in_sync > 1 and not _is_summed(value) and _is_the_users_own(value):
             findings.append(_finding("step", None, value, *_LOCAL_STEP))
     return findings
 
@@ -162,8 +162,11 @@ def _is_summed(value):
     return getattr(value, "synchronization", None) == tf.VariableSynchronization.ON_READ
 
 
-def _is_unaggregated(value):
-    return getattr(value, "aggregation", None) == tf.VariableAggregation.NONE
+def _is_the_users_own(value):
+    """Whether it was made by the user, not by Keras for them, and copies do not agree on a value."""
+    origin = origin_of(value)
+    unaggregated = getattr(value, "aggregation", None) == tf.VariableAggregation.NONE
+    return unaggregated and not value.trainable and origin is not None and not origin.by_keras
 
 
 def _single_metrics(model):

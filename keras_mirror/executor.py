@@ -4,7 +4,6 @@ import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.distribution import ReplicaIterator, ReplicaOptional, regroup, split
-from keras_mirror.errors import warn_once
 from keras_mirror.rows import current_part
 
 
@@ -117,8 +116,6 @@ class Executor:
     def _on_replica(self, data):
         logs = self._step(data) or {}
         part = current_part()
-        if part is not None:
-            _warn_of_local_loss(part, self._step)
         return {
             name: value if part is None else _share(part, value)
             for name, value in _flat(logs).items()
@@ -132,18 +129,6 @@ class Executor:
             return metrics
         tracked = {metric.name for metric in self._model.metrics}
         return {name: metrics[name] if name in metrics and (name != "loss" or "loss" in tracked) else own[name] for name in own}
-
-
-def _warn_of_local_loss(part, step):
-    replicas = part.strategy.num_replicas_in_sync
-    if replicas > 1 and part.replica == 0 and "update" in part.marks and "global loss" not in part.marks:
-        name = getattr(step, "__qualname__", repr(step))
-        warn_once(
-            ("local loss", name),
-            f"{name} makes its own loss, and the gradients of the {replicas} replicas are added up: a mean over a replica's rows makes "
-            f"the update {replicas}.00 times too large, and a mean divided by the number of replicas is off for uneven batches. "
-            "Use loss = keras_mirror.global_mean(loss_per_row), or self.compute_loss(...).",
-        )
 
 
 def _share(part, value):

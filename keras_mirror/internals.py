@@ -109,6 +109,16 @@ def creator_stack_is_empty():
     return not tf.compat.v1.get_default_graph()._variable_creator_stack
 
 
+def kinds_of_datasets(dataset):
+    """What a `tf.data.Dataset` is made of, e.g. `{"Batch", "Shard", "TensorSlice"}`."""
+    kinds, pending = set(), [dataset]
+    while pending:
+        each = pending.pop()
+        kinds.add(type(each).__name__.strip("_").removesuffix("Dataset"))
+        pending += each._inputs()
+    return kinds
+
+
 # --- Keras ----------------------------------------------------------------------------------
 
 

@@ -87,6 +87,13 @@ def _as_half(gradient):
     return tf.cast(tf.cast(gradient, tf.float16), gradient.dtype)
 
 
+def _build(optimizer, variables):
+    """Builds an optimizer that is first used inside a graph, where Keras could not make its variables."""
+    if not optimizer.built:
+        with tf.init_scope():
+            optimizer.build(variables)
+
+
 def half_variables(model):
     """Ids of the variables whose gradients are computed in float16, under mixed precision."""
     return {
@@ -123,6 +130,8 @@ def share_updates(optimizer, half=frozenset()):
             return apply_locally(optimizer, grads, trainable_variables)
         if current_part() is not None:
             current_part().marks.add("update")
+        if not optimizer.built and trainable_variables is not None:
+            context.merge_call(lambda strategy, *args: _build(optimizer, list(trainable_variables)))
         grads = reduce_gradients(grads)
         half = optimizer._keras_mirror_half
         if half and context.num_replicas_in_sync > 1:

@@ -19,7 +19,13 @@ _LIBRARIES = tuple(
 ) + (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
 
 
+_MAKERS = tuple(os.path.join(_LIBRARIES[0], "src", part) for part in ("layers", "optimizers", "metrics", "random", "trainers"))
 _open_scopes = []
+
+
+def is_library(file):
+    """Whether a file belongs to Keras, TensorFlow or this package."""
+    return file.startswith(_LIBRARIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +37,15 @@ class Origin:
         line: int.
         function: Name of the function, `"<module>"` at top level.
         thread: Name of the thread.
+        by_keras: Whether a layer, an optimizer, a metric or a random generator of Keras made it for
+            that line.
     """
 
     file: str
     line: int
     function: str
     thread: str
+    by_keras: bool = False
 
     def __str__(self):
         return f"{self.file}:{self.line}"
@@ -44,12 +53,13 @@ class Origin:
 
 def record(variable):
     """Remembers on the variable itself which of the user's lines is creating it right now."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    frame, by_keras = sys._getframe(1), False
+    while frame is not None and is_library(frame.f_code.co_filename):
+        by_keras = by_keras or frame.f_code.co_filename.startswith(_MAKERS)
         frame = frame.f_back
     if frame is not None and _ORIGIN not in vars(variable):
         code = frame.f_code
-        origin = Origin(code.co_filename, frame.f_lineno, code.co_name, threading.current_thread().name)
+        origin = Origin(code.co_filename, frame.f_lineno, code.co_name, threading.current_thread().name, by_keras)
         try:
             setattr(variable, _ORIGIN, origin)
         except AttributeError:
@@ -103,7 +113,7 @@ def _among_locals(targets):
     for frame in sys._current_frames().values():
         while frame is not None:
             code = frame.f_code
-            if not code.co_filename.startswith(_LIBRARIES):
+            if not is_library(code.co_filename):
                 names = [name for name, value in frame.f_locals.items() if _is_any(value, targets)]
                 line = _assignment(code.co_filename, names, code.co_firstlineno, frame.f_lineno)
                 if line:
@@ -114,7 +124,7 @@ def _among_locals(targets):
 def _among_globals(targets):
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and not file.startswith(_LIBRARIES) and isinstance(module, types.ModuleType):
+        if file and not is_library(file) and isinstance(module, types.ModuleType):
             names = [name for name, value in list(vars(module).items()) if _is_any(value, targets)]
             line = _assignment(file, names)
             if line:

@@ -37,6 +37,19 @@ class RowCounts:
         """Rows per step."""
         return self.rows / max(self.steps, 1)
 
+    def __add__(self, other):
+        """Both together."""
+        if not self.steps or not other.steps:
+            return other if other.steps else self
+        return RowCounts(
+            self.steps + other.steps,
+            self.uneven_steps + other.uneven_steps,
+            self.rows + other.rows,
+            np.minimum(self.least, other.least),
+            np.maximum(self.most, other.most),
+            self.empty_steps + other.empty_steps,
+        )
+
 
 class RowCounter:
     """Counts the rows of every replica, step by step.
@@ -176,6 +189,6 @@ def working_on(part):
     """Makes `part` the current part of this thread."""
     token = _part.set(part)
     try:
-        yield
+        yield part
     finally:
         _part.reset(token)

@@ -1,7 +1,9 @@
 """The strategy: the one path through which `fit` and hand-written loops both go."""
 
+import collections
 import contextlib
 import functools
+import sys
 import weakref
 
 import tensorflow as tf
@@ -10,9 +12,11 @@ from keras_mirror import internals
 from keras_mirror.hardware import resolve
 from keras_mirror.distribution import ReplicaDataset, one_after_another, split_dataset
 from keras_mirror.errors import warn_once
-from keras_mirror.provenance import recording_creator
-from keras_mirror.rows import Part, RowCounter, rows_per_replica, working_on
+from keras_mirror.provenance import is_library, recording_creator
+from keras_mirror.rows import Part, RowCounter, current_part, rows_per_replica, working_on
 
+
+TRACES_BEFORE_WARNING = 5
 
 _BY_NAME = object()
 # Keras' own functions around a step; whatever else is run counts as training.
@@ -67,6 +71,16 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         self.row_counters = {"train": RowCounter(len(names)), "test": RowCounter(len(names))}
         self._counter = _BY_NAME
         self._lifted = weakref.WeakKeyDictionary()
+        self._traces = collections.Counter()
+        self.listeners = []  # called with the variables of each graph in which `run` is traced
+
+    @property
+    def num_replicas_in_sync(self):
+        """Number of replicas."""
+        part = current_part()
+        if part is not None and not is_library(sys._getframe(1).f_code.co_filename):
+            part.marks.add("asked for replicas")
+        return super().num_replicas_in_sync
 
     @contextlib.contextmanager
     def scope(self):
@@ -112,6 +126,12 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
             )
         if not tf.inside_function() and dataset.cardinality().numpy() == 0:
             raise ValueError("the dataset is empty: it yields no batch, so there is nothing to train on or to evaluate.")
+        if "Shard" in internals.kinds_of_datasets(dataset):
+            warn_once(
+                ("shard", id(self)),
+                "the dataset was sharded by hand before it is distributed, so each replica's rows are taken from one shard and the "
+                "others are never seen; leave out dataset.shard(...), the strategy hands every row to exactly one replica.",
+            )
         if all(name.startswith("CPU") for name in self.devices):
             return ReplicaDataset(self, dataset)
         parts = split_dataset(dataset, self.num_replicas_in_sync)
@@ -141,7 +161,33 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
             counter = self.row_counters.get(_KINDS.get(getattr(fn, "__name__", None), "train"))
         if counter is not None:
             counter.add(rows)
-        return super().run(self._on_part(internals.autograph(fn), rows), args, kwargs, options)
+        result = super().run(self._on_part(internals.autograph(fn), rows), args, kwargs, options)
+        if counter is self.row_counters.get("train"):
+            self._watch(fn, args, kwargs)
+        return result
+
+    def _watch(self, fn, args, kwargs):
+        """Tells listeners of a loop of the user's what it uses, and the user if it is traced again and again."""
+        name = getattr(fn, "__qualname__", repr(fn))
+        if internals.inside_tf_function():
+            self._traces[name] += 1
+            if self._traces[name] > TRACES_BEFORE_WARNING:
+                warn_once(
+                    ("traced", id(self), name),
+                    f"strategy.run({name}) was traced {self._traces[name]} times, which costs more than the steps; a Python number "
+                    "among the arguments of the tf.function around it is traced for every value: pass tf.constant(value), or "
+                    "keep it in a variable.",
+                    stacklevel=4,
+                )
+            captured = internals.captured_variables(internals.current_graph())
+        elif self.listeners and not self._traces[name]:
+            self._traces[name] += 1  # eager: one trace, never run, tells which variables the step uses
+            trace = tf.function(lambda: tf.distribute.MirroredStrategy.run(self, fn, args, kwargs))
+            captured = internals.captured_variables(trace.get_concrete_function().graph)
+        else:
+            return
+        for listener in list(self.listeners):
+            listener(captured)
 
     def _lift(self, function):
         """A `tf.function` around the replicas, in place of one inside each of them."""
@@ -164,8 +210,10 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         @functools.wraps(fn)
         def on_replica(*args, **kwargs):
             replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-            with working_on(Part(self, replica, rows[replica], global_rows, even)):
-                return fn(*args, **kwargs)
+            with working_on(Part(self, replica, rows[replica], global_rows, even)) as part:
+                result = fn(*args, **kwargs)
+            _warn_of_wrong_factors(fn, part)
+            return result
 
         return on_replica
 
@@ -219,6 +267,28 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         if axis is None and _lengths_may_differ(parts):
             return _sum_rows(parts, mean)
         return super().reduce(reduce_op, leaf, axis)
+
+
+def _warn_of_wrong_factors(fn, part):
+    replicas = len(part.strategy.devices)
+    if replicas == 1 or part.replica or "update" not in part.marks:
+        return
+    name = getattr(fn, "__qualname__", repr(fn))
+    if "global loss" not in part.marks:
+        warn_once(
+            ("local loss", name),
+            f"{name} makes its own loss, and the gradients of the {replicas} replicas are added up: a mean over a replica's rows makes "
+            f"the update {replicas}.00 times too large, and a mean divided by the number of replicas is off for uneven batches. "
+            "Use loss = keras_mirror.global_mean(loss_per_row), or model.compute_loss(...).",
+            stacklevel=6,
+        )
+    elif "asked for replicas" in part.marks:
+        warn_once(
+            ("divided twice", name),
+            f"{name} reads strategy.num_replicas_in_sync and its loss is a share of the global loss already; dividing it by the "
+            f"number of replicas again makes the update {replicas}.00 times too small. Drop the division.",
+            stacklevel=6,
+        )
 
 
 def _create(next_creator, **kwargs):
