@@ -11,8 +11,10 @@ from keras_mirror.auditing import audit  # noqa: E402
 from keras_mirror.callbacks import ReplicaBatchLogger, ScopeAuditor  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
+from keras_mirror.loop import TrainingLoop  # noqa: E402
 from keras_mirror.losses import global_mean  # noqa: E402
 from keras_mirror.model import mirrored_model  # noqa: E402
+from keras_mirror.observing import observe  # noqa: E402
 from keras_mirror.planning import plan  # noqa: E402
 from keras_mirror.provenance import watch as _watch  # noqa: E402
 from keras_mirror.strategy import MirroredStrategy  # noqa: E402
@@ -23,10 +25,12 @@ __all__ = [
     "OutOfScopeError",
     "ReplicaBatchLogger",
     "ScopeAuditor",
+    "TrainingLoop",
     "audit",
     "devices",
     "global_mean",
     "mirrored_model",
+    "observe",
     "plan",
     "virtual_cpus",
 ]

@@ -117,7 +117,7 @@ def audit(model):
             findings.append(_finding(kind, holder, variable, *_EFFECTS[kind]))
         elif kind == "metric" and strategy.num_replicas_in_sync > 1 and not _is_summed(value):
             findings.append(_finding(kind, holder, variable, *_LOCAL_METRIC))
-    captured = engine_of(model).captured if engine_of(model) else []
+    captured = [*(engine_of(model).captured if engine_of(model) else ()), *getattr(strategy, "captured", ())]
     findings += _captured_findings(captured, strategy, seen)
     return Audit(findings, len(seen), bool(captured))
 

@@ -1,9 +1,12 @@
 """Runs steps on all replicas, many in one graph call where asked, and reads the logs once."""
 
+import time
+
 import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.distribution import ReplicaIterator, ReplicaOptional, regroup, split
+from keras_mirror.losses import is_share
 from keras_mirror.rows import current_part
 
 
@@ -23,6 +26,11 @@ class Executor:
             results of the model's metrics.
         on_trace: Called with the list of captured variables each time the steps were traced,
             before they run for the first time; an exception from it stops them.
+
+    Attributes:
+        steps: Steps of one call, in place of `model.steps_per_execution`; None for that.
+        limit: Most steps of the next call, so that it does not run past `steps_per_epoch`; None for no limit.
+        seconds_per_step: What a step cost in the last call that did not trace; None before.
     """
 
     def __init__(self, model, strategy, step, counter, reports_only_metrics, on_trace):
@@ -35,6 +43,9 @@ class Executor:
         self._eager = model.run_eagerly
         self._traced = set()
         self._ran = False
+        self.steps = None
+        self.limit = None
+        self.seconds_per_step = None
         self._run_one = self._compiled(lambda iterator: self._logs(self._run(iterator.get_next())))
         self._run_many = self._compiled(self._many_steps)
         self._run_batch = self._compiled(lambda batch: self._logs(self._run(batch)))
@@ -44,14 +55,15 @@ class Executor:
         return function if self._eager else tf.function(function, reduce_retracing=True)
 
     def __call__(self, iterator):
-        steps = self._model.steps_per_execution
+        steps = self.steps or self._model.steps_per_execution
         if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
             return self._on_given_batches(iterator, steps)
+        traced, start = len(self._traced), time.perf_counter()
         try:
             if steps == 1:
-                logs = self._call(self._run_one, iterator)
+                ran, logs = 1, self._call(self._run_one, iterator)
             else:
-                ran, logs = self._call(self._run_many, iterator, tf.constant(steps))
+                ran, logs = self._call(self._run_many, iterator, tf.constant(min(steps, self.limit or steps)))
                 if int(ran) == 0:
                     raise StopIteration
         except (StopIteration, tf.errors.OutOfRangeError):
@@ -59,7 +71,16 @@ class Executor:
                 raise ValueError("the data is empty: it yielded no batch, so there is nothing to train on or to evaluate.") from None
             raise
         self._ran = True
+        if len(self._traced) == traced:
+            self.seconds_per_step = (time.perf_counter() - start) / int(ran)
         return logs
+
+    def run_batch(self, batch):
+        """One step on one global batch, distributed or not; returns the logs."""
+        if not any(internals.is_per_replica(leaf) for leaf in tf.nest.flatten(batch)):
+            batch = tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
+            batch = regroup(self._strategy, split(batch, self._strategy.num_replicas_in_sync))
+        return self._call(self._run_batch, batch)
 
     def _call(self, function, *arguments):
         if not self._eager:
@@ -73,9 +94,7 @@ class Executor:
         """For `train_on_batch`: global batches that nobody distributed yet."""
         logs = None
         for _, batch in zip(range(steps), batches):
-            batch = tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
-            parts = split(batch, self._strategy.num_replicas_in_sync)
-            logs = self._call(self._run_batch, regroup(self._strategy, parts))
+            logs = self.run_batch(batch)
         return logs
 
     def _many_steps(self, iterator, steps):
@@ -133,7 +152,7 @@ class Executor:
 
 def _share(part, value):
     """What `value`, logged on one replica, adds to the log of the global batch."""
-    if any(value is loss for loss in part.losses):
+    if is_share(value):
         return value
     value = tf.convert_to_tensor(value)
     if not value.dtype.is_floating:

@@ -10,6 +10,7 @@ import threading
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from tensorflow.python.distribute import values
 from tensorflow.python.framework import func_graph
 
@@ -214,6 +215,37 @@ def compile_arguments(model):
 def dataset_of(epoch_iterator):
     """The distributed dataset that Keras' trainer iterates over."""
     return epoch_iterator._distributed_dataset
+
+
+def epoch_iterator(model, x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight):
+    """Keras' own iterator over anything that `fit` takes, distributed by the model's strategy."""
+    return TFEpochIterator(
+        x=x,
+        y=y,
+        sample_weight=sample_weight,
+        batch_size=batch_size,
+        steps_per_epoch=steps_per_epoch,
+        shuffle=shuffle,
+        class_weight=class_weight,
+        distribute_strategy=model.distribute_strategy,
+        steps_per_execution=1,
+    )
+
+
+def restored_epoch(model):
+    """The epoch at which a restored backup says to go on, or None."""
+    return model._initial_epoch
+
+
+def metrics_or_logs(model, logs):
+    """What `fit` hands to `on_epoch_end`: results of the metrics, if the step logs just those."""
+    return model._get_metrics_result_or_logs(logs)
+
+
+def is_built(model):
+    """Whether layers, losses, metrics and optimizer have all their variables."""
+    parts = [model._compile_metrics, model._compile_loss, model.optimizer, *model._flatten_layers()]
+    return all(part.built for part in parts if part is not None)
 
 
 def skip_all_reduce(optimizer):

@@ -71,6 +71,32 @@ def mark_as_share(loss):
     return loss
 
 
+_SUMS = ("Add", "AddV2", "AddN", "Sub", "Neg", "Identity", "Cast", "Reshape", "Squeeze", "ExpandDims")
+_PRODUCTS = ("Mul", "RealDiv", "MulNoNan", "DivNoNan")
+
+
+def is_share(value):
+    """Whether a scalar is this replica's share of a global loss, or a linear combination of such shares.
+
+    In a graph sums and multiples are recognised by their operations; in eager execution only the
+    tensors themselves are.
+    """
+    part = current_part()
+    if part is None or not isinstance(value, tf.Tensor):
+        return False
+    if any(value is loss for loss in part.losses):
+        return True
+    if not tf.is_symbolic_tensor(value):
+        return False
+    inputs = list(value.op.inputs)
+    if value.op.type in _SUMS:
+        inputs = inputs[:1] if value.op.type in ("Reshape", "ExpandDims") else inputs
+        return bool(inputs) and all(is_share(each) for each in inputs)
+    if value.op.type in _PRODUCTS:
+        return is_share(inputs[0]) or (value.op.type == "Mul" and is_share(inputs[1]))
+    return False
+
+
 def global_size(values, dtype):
     """Number of entries of `values` on all replicas, if they are spread like the rows; a scalar."""
     part = current_part()

@@ -1,5 +1,7 @@
 """`mirrored_model`: the user's own Keras model, trained by all replicas as by one device."""
 
+import inspect
+
 import keras
 import tensorflow as tf
 
@@ -7,9 +9,10 @@ from keras_mirror import internals, steps
 from keras_mirror.distribution import NO_ROWS, ReplicaDataset, regroup, split
 from keras_mirror.errors import warn_once
 from keras_mirror.executor import Executor
-from keras_mirror.losses import GlobalLoss, mark_as_share
+from keras_mirror.losses import GlobalLoss, is_share, mark_as_share
 from keras_mirror.normalization import MODES, normalize_globally
 from keras_mirror.optimizers import half_variables, share_updates
+from keras_mirror.pacing import Pace, looks_at_batches
 from keras_mirror.progress import arrange
 from keras_mirror.provenance import origin_of, watch
 from keras_mirror.randomness import draw_differently, generators_of
@@ -175,11 +178,12 @@ class Engine:
         captured: Variables that the steps traced so far read or write.
         listeners: Functions called with `captured` after a trace, before the traced steps run.
         rebuilt: Sentences on what was made again inside the scope.
+        epoch_iterator: Keras' iterator over the data that was built from last.
     """
 
     SHADOWS = (
         "compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
-        "make_train_function", "make_test_function", "compute_loss",
+        "make_train_function", "make_test_function", "train_step", "test_step", "compute_loss",
         "_maybe_symbolic_build", "_aggregate_additional_loss",
     )  # fmt: skip
 
@@ -190,6 +194,7 @@ class Engine:
         self.captured = []
         self.listeners = []
         self.rebuilt = []
+        self.epoch_iterator = None
         self._step = step
         self._batch_norm = batch_norm
         self._prepared = set()
@@ -276,12 +281,28 @@ class Engine:
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         """Builds from the types of the data, so that no batch is used up and any dtype will do."""
         if iterator is not None:
+            self.epoch_iterator = iterator
             dataset = internals.dataset_of(iterator)
             data_batch = dataset.global_spec if isinstance(dataset, ReplicaDataset) else dataset.element_spec
         batch = keras.tree.map_structure(_symbolic, data_batch)
         with self.strategy.scope():
             internals.symbolic_build(self.model, batch)
         self.prepare()
+
+    def build_from(self, batch):
+        """Builds from a batch, distributed or not, what is not built yet."""
+        if not internals.is_built(self.model):
+            local = tf.nest.map_structure(lambda leaf: self.strategy.experimental_local_results(leaf)[0], batch)
+            self._maybe_symbolic_build(data_batch=local)
+
+    def _build_on_replica(self, data):
+        """Builds in the middle of a loop of the user's own, where no `fit` has built before."""
+        if not internals.is_built(self.model) and self._step is None:
+            tf.distribute.get_replica_context().merge_call(lambda strategy, data: self._build_outside(data), (data,))
+
+    def _build_outside(self, data):
+        with tf.init_scope():
+            self.build_from(data)
 
     # --- losses -----------------------------------------------------------------------------
 
@@ -291,6 +312,8 @@ class Engine:
         own = type(self.model).compute_loss
         if part is None:
             return own(self.model, *args, **kwargs)
+        if internals.compile_loss(self.model) is not None and not internals.compiled_losses(self.model):
+            self._build_losses(own, args, kwargs)
         before = set(part.marks)
         part.marks.discard("global loss")
         loss = own(self.model, *args, **kwargs)
@@ -304,6 +327,21 @@ class Engine:
             loss = tf.math.multiply_no_nan(tf.convert_to_tensor(loss), part.share(loss.dtype))
         part.marks |= before
         return mark_as_share(loss)
+
+    def _build_losses(self, own, args, kwargs):
+        """Builds the compiled losses when a step of the user's own is the first to call them."""
+        given = inspect.signature(own).bind(self.model, *args, **kwargs).arguments
+
+        def build(strategy, y, y_pred):
+            if not internals.compiled_losses(self.model):
+                with tf.init_scope():
+                    y, y_pred = (
+                        tf.nest.map_structure(lambda leaf: strategy.experimental_local_results(leaf)[0], each) for each in (y, y_pred)
+                    )
+                    internals.compile_loss(self.model).build(y, y_pred)
+                self.prepare()
+
+        tf.distribute.get_replica_context().merge_call(build, (given.get("y"), given.get("y_pred")))
 
     def _aggregate_additional_loss(self, loss):
         """The share of a regulariser or an `add_loss` on this replica."""
@@ -326,25 +364,43 @@ class Engine:
 
     # --- running ----------------------------------------------------------------------------
 
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, data):
+        """The step that `fit`, `TrainingLoop` and `strategy.run(model.train_step, ...)` run on a replica."""
+        self._build_on_replica(data)
+        if self._step is not None:
+            return self._step(self.model, data)
+        if not self._has_default("train_step"):
+            return type(self.model).train_step(self.model, data)
+        return steps.default_train_step(self.model, data) or self.model.get_metrics_result()
+
+    @tf.autograph.experimental.do_not_convert
+    def test_step(self, data):
+        """The step that `evaluate` runs on a replica."""
+        self._build_on_replica(data)
+        if not self._has_default("test_step"):
+            return type(self.model).test_step(self.model, data)
+        return steps.default_test_step(self.model, data) or self.model.get_metrics_result()
+
+    def _has_default(self, name):
+        return getattr(type(self.model), name) is getattr(keras.Model, name)
+
     def make_train_function(self, force=False):
         """What `fit` calls for every batch."""
         if self.model.train_function is None or force:
-            own = self._step is not None or type(self.model).train_step is not keras.Model.train_step
-            if self._step is not None:
-                step = lambda data: self._step(self.model, data)  # noqa: E731
-            else:
-                step = self.model.train_step if own else lambda data: steps.default_train_step(self.model, data)
-            self.model.train_function = self._executor(step, "train", not own)
+            default = self._step is None and self._has_default("train_step")
+            step = (lambda data: steps.default_train_step(self.model, data)) if default else self.model.train_step
+            self.model.train_function = self._executor(step, "train", default)
 
     def make_test_function(self, force=False):
         """What `evaluate` calls for every batch."""
         if self.model.test_function is None or force:
-            own = type(self.model).test_step is not keras.Model.test_step
-            step = self.model.test_step if own else lambda data: steps.default_test_step(self.model, data)
-            self.model.test_function = self._executor(step, "test", not own)
+            default = self._has_default("test_step")
+            step = (lambda data: steps.default_test_step(self.model, data)) if default else self.model.test_step
+            self.model.test_function = self._executor(step, "test", default)
 
     def _executor(self, step, kind, default):
-        only_metrics = default and type(self.model).compute_metrics is keras.Model.compute_metrics
+        only_metrics = default and self._has_default("compute_metrics")
         return Executor(self.model, self.strategy, step, self.counters[kind], only_metrics, self._traced)
 
     def _traced(self, variables):
@@ -355,8 +411,15 @@ class Engine:
 
     def fit(self, *args, callbacks=None, **kwargs):
         """`keras.Model.fit`."""
-        callbacks = arrange(callbacks, kwargs.get("verbose", "auto"))
+        callbacks = self._with_pace(arrange(callbacks, kwargs.get("verbose", "auto")))
         return self._called("fit", *args, callbacks=callbacks, **kwargs)
+
+    def _with_pace(self, callbacks):
+        model = self.model
+        if isinstance(callbacks, keras.callbacks.CallbackList) or model.steps_per_execution != 1 or model.run_eagerly:
+            return callbacks
+        flat = keras.tree.flatten(callbacks) if callbacks else []
+        return callbacks if any(looks_at_batches(callback) for callback in flat) else [Pace(self), *flat]
 
     def evaluate(self, *args, **kwargs):
         """`keras.Model.evaluate`."""
@@ -421,7 +484,7 @@ def _take_shares_as_losses(metric):
 
     def update_state(values, sample_weight=None):
         part = current_part()
-        if part is not None and any(values is share for share in part.losses):
+        if is_share(values):
             values = values * part.strategy.num_replicas_in_sync
         return type(metric).update_state(metric, values, sample_weight=sample_weight)
 

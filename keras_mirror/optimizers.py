@@ -47,7 +47,8 @@ def _zero_if_empty(gradients):
     if part is None or (isinstance(part.rows, int) and part.rows > 0) or not gradients:
         return gradients
     dense = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    dense = tf.cond(part.rows > 0, lambda: dense, lambda: [tf.zeros_like(g) for g in dense])
+    has_rows = tf.convert_to_tensor(part.rows) > 0
+    dense = tf.cond(has_rows, lambda: dense, lambda: [tf.zeros_like(g) for g in dense])
     return [
         tf.IndexedSlices(value, g.indices, g.dense_shape) if isinstance(g, tf.IndexedSlices) else value
         for value, g in zip(dense if isinstance(dense, (list, tuple)) else [dense], gradients)

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 import sys
 import weakref
 
@@ -73,6 +72,8 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         self._lifted = weakref.WeakKeyDictionary()
         self._traces = collections.Counter()
         self.listeners = []  # called with the variables of each graph in which `run` is traced
+        self.captured = []
+        self.runs = 0
 
     @property
     def num_replicas_in_sync(self):
@@ -169,6 +170,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
     def _watch(self, fn, args, kwargs):
         """Tells listeners of a loop of the user's what it uses, and the user if it is traced again and again."""
         name = getattr(fn, "__qualname__", repr(fn))
+        self.runs += 1
         if internals.inside_tf_function():
             self._traces[name] += 1
             if self._traces[name] > TRACES_BEFORE_WARNING:
@@ -186,8 +188,10 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
             captured = internals.captured_variables(trace.get_concrete_function().graph)
         else:
             return
+        known = {id(variable) for variable in self.captured}
+        self.captured += [variable for variable in captured if id(variable) not in known]
         for listener in list(self.listeners):
-            listener(captured)
+            listener(self.captured)
 
     def _lift(self, function):
         """A `tf.function` around the replicas, in place of one inside each of them."""
@@ -206,8 +210,6 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
             with tf.device("CPU:0"):
                 global_rows = tf.add_n([tf.cast(r, tf.int64) for r in rows])
 
-        @tf.autograph.experimental.do_not_convert
-        @functools.wraps(fn)
         def on_replica(*args, **kwargs):
             replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
             with working_on(Part(self, replica, rows[replica], global_rows, even)) as part:
@@ -215,7 +217,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
             _warn_of_wrong_factors(fn, part)
             return result
 
-        return on_replica
+        return tf.autograph.experimental.do_not_convert(on_replica)
 
     def _warn_if_not_distributed(self, fn, given):
         batches = [leaf for leaf in tf.nest.flatten(given) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]

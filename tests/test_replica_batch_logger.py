@@ -68,7 +68,7 @@ def test_evaluate_alone_is_reported(data, build_fn):
 @pytest.mark.parametrize(
     ("log_freq", "expected"),
     [
-        (1, [(5, 5.0), (5, 5.0), (5, 5.0), (0, 0.0)][:0] or [(5, 5), (5, 5), (5, 5)]),
+        (1, [(5, 5), (5, 5), (4, 4)]),
         (2, [None, (10, 5), None]),
     ],
 )
@@ -80,8 +80,7 @@ def test_batches_are_logged_as_often_as_asked(data, build_fn, log_freq, expected
     found = [
         (logs["replica_0/examples"], logs["replica_0/batch_size"]) if "replica_0/examples" in logs else None for logs in seen.batches
     ]
-    assert found[:2] == expected[:2]
-    assert found[2] == ((4, 4) if log_freq == 1 else None)
+    assert found == expected
     assert seen.epochs[0]["replica_0/examples"] == 14
 
 

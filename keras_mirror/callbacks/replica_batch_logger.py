@@ -40,6 +40,7 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
             raise ValueError(f"ReplicaBatchLogger: log_freq must be 'epoch' or a positive number of batches, and got {log_freq!r}.")
         self.log_freq = log_freq
         self.async_safe = log_freq == "epoch"
+        self.every_batch = log_freq != "epoch"
         self.counts = []  # (epoch, "training" or "validation", RowCounts) of every epoch and evaluation
         self._epoch = 0
         self._training = False
@@ -55,27 +56,27 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         self._epoch = epoch
         self._batches_read = 0
         self._rows_read = self._steps_read = 0
-        self._counter("train").reset()
+        self._reset("train")
 
     def on_train_batch_end(self, batch, logs=None):
         if self.log_freq == "epoch" or (batch + 1) // self.log_freq == self._batches_read:
             return
         self._batches_read = (batch + 1) // self.log_freq
-        counts = self._counter("train").read()
+        counts = self._read("train")
         rows, steps = counts.rows - self._rows_read, counts.steps - self._steps_read
         self._rows_read, self._steps_read = counts.rows, counts.steps
         _add(logs, rows, rows / max(steps, 1))
 
     def on_epoch_end(self, epoch, logs=None):
-        counts = self._counter("train").read()
+        counts = self._read("train")
         self.counts.append((epoch, "training", counts))
         _add(logs, counts.rows, counts.mean)
 
     def on_test_begin(self, logs=None):
-        self._counter("test").reset()
+        self._reset("test")
 
     def on_test_end(self, logs=None):
-        self.counts.append((self._epoch if self._training else None, "validation", self._counter("test").read()))
+        self.counts.append((self._epoch if self._training else None, "validation", self._read("test")))
 
     def line(self):
         """One line on the last epoch, e.g. `rows per step: replica 0 4, replica 1 3.25 (1 of 4 steps uneven)`."""
@@ -111,17 +112,23 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         ]
         return Report("Rows that every replica got", columns, rows, [] if rows else ["Nothing was trained or evaluated yet."])
 
-    def _counter(self, kind):
-        engine = engine_of(self.model)
-        if engine is not None:
-            return engine.counters[kind]
-        strategy = self.model.distribute_strategy
-        if isinstance(strategy, MirroredStrategy):
-            return strategy.row_counters[kind]
-        raise TypeError(
-            "ReplicaBatchLogger: the model was not built by keras_mirror, so nobody counts its rows; "
-            "build it with keras_mirror.mirrored_model(build_fn)."
-        )
+    def _counters(self, kind):
+        """Where rows are counted: by `fit` and its like, and by a loop of the user's own over `strategy.run`."""
+        engine, strategy = engine_of(self.model), self.model.distribute_strategy
+        if not isinstance(strategy, MirroredStrategy):
+            raise TypeError(
+                "ReplicaBatchLogger: the model was not built by keras_mirror, so nobody counts its rows; "
+                "build it with keras_mirror.mirrored_model(build_fn)."
+            )
+        return [strategy.row_counters[kind], *([engine.counters[kind]] if engine else [])]
+
+    def _read(self, kind):
+        first, *others = [counter.read() for counter in self._counters(kind)]
+        return sum(others, first)
+
+    def _reset(self, kind):
+        for counter in self._counters(kind):
+            counter.reset()
 
 
 def _order(entry):

@@ -30,12 +30,14 @@ class ScopeAuditor(keras.callbacks.Callback):
     """
 
     async_safe = True
+    every_batch = False
 
     def __init__(self, on_violation="warn"):
         super().__init__()
         if on_violation not in ("warn", "raise"):
             raise ValueError(f"ScopeAuditor: on_violation must be 'warn' or 'raise', and got {on_violation!r}.")
         self.on_violation = on_violation
+        self.violation = None  # what was raised
 
     def report(self):
         """The `Audit` of the model as it is now."""
@@ -53,20 +55,29 @@ class ScopeAuditor(keras.callbacks.Callback):
         self._begin()
 
     def _begin(self):
-        engine = engine_of(self.model)
-        if engine is not None and self._look not in engine.listeners:
-            engine.listeners.append(self._look)
+        for place in self._places():
+            if self._look not in place.listeners:
+                place.listeners.append(self._look)
         self._look()
 
     def _end(self):
-        engine = engine_of(self.model)
-        if engine is not None and self._look in engine.listeners:
-            engine.listeners.remove(self._look)
+        for place in self._places():
+            if self._look in place.listeners:
+                place.listeners.remove(self._look)
+
+    def _places(self):
+        """Who tells what a step uses: the model's own steps, and any loop over `strategy.run`."""
+        return [
+            place
+            for place in (engine_of(self.model), self.model.distribute_strategy)
+            if hasattr(place, "listeners")
+        ]
 
     def _look(self, captured=None):
         found = audit(self.model).findings
         if found and self.on_violation == "raise":
             self._end()
-            raise OutOfScopeError("; ".join(str(finding) for finding in found))
+            self.violation = OutOfScopeError("; ".join(str(finding) for finding in found))
+            raise self.violation
         for finding in found:
             warn_once((id(self.model), finding.path, finding.owner, finding.origin), f"ScopeAuditor: {finding}", stacklevel=4)

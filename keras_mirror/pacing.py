@@ -1,0 +1,64 @@
+"""How many steps `fit` runs in one graph call, so that Python is asked only as often as somebody looks."""
+
+import keras
+
+SECONDS_PER_CALL = 0.1  # a progress bar that moves ten times a second, and Ctrl-C answered as soon
+MOST_STEPS = 50
+
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+
+
+def looks_at_batches(callback):
+    """Whether a callback wants to be called for every batch.
+
+    Keras' own callbacks that have batch hooks but do nothing in them unless asked are known; any
+    other callback with a batch hook sees every batch.
+    """
+    own = getattr(callback, "every_batch", None)
+    if own is not None:
+        return own
+    if isinstance(callback, (keras.callbacks.History, keras.callbacks.ProgbarLogger)):
+        return False
+    if isinstance(callback, (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)):
+        return callback.save_freq != "epoch"
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return callback.update_freq != "epoch" or bool(callback.write_steps_per_second)
+    return any(
+        name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        for name in _BATCH_HOOKS
+    )
+
+
+class Pace(keras.callbacks.Callback):
+    """Lets `fit` run many steps in one call from the second epoch (or the second `fit`) on.
+
+    It measures what a step costs and asks for as many as fit into a tenth of a second. The
+    arithmetic is the same; callbacks that look at batches, `run_eagerly` and an own
+    `steps_per_execution` rule it out.
+
+    Args:
+        engine: The model's engine.
+    """
+
+    async_safe = True
+    every_batch = False
+
+    def __init__(self, engine):
+        super().__init__()
+        self._engine = engine
+
+    def on_train_begin(self, logs=None):
+        self._iterator = self._engine.epoch_iterator
+        self._executor = self.model.train_function
+
+    def on_epoch_begin(self, epoch, logs=None):
+        seconds = self._executor.seconds_per_step
+        steps = 1 if seconds is None else max(1, min(MOST_STEPS, int(SECONDS_PER_CALL / seconds)))
+        self._iterator.steps_per_execution = self._executor.steps = steps
+
+    def on_train_batch_begin(self, batch, logs=None):
+        total = self.params.get("steps")
+        self._executor.limit = None if total is None else total - batch
+
+    def on_train_end(self, logs=None):
+        self._executor.steps = self._executor.limit = None
