@@ -8,7 +8,9 @@ import platform
 import keras
 import tensorflow as tf
 
-PARTS = ("fit",)
+import keras_mirror as km
+
+PARTS = ("fit", "loops", "growth")
 
 
 def machine():
@@ -33,10 +35,14 @@ def _lines(path):
 def main(arguments=None):
     """Runs the parts asked for, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"any of {', '.join(PARTS)}; all if none")
+    parser.add_argument("parts", nargs="*", help=f"any of {', '.join(PARTS)}; all if none")
     parser.add_argument("--quick", action="store_true", help="few rounds, for a rough look")
     options = parser.parse_args(arguments)
+    km.virtual_cpus(8)  # for the widest of them; before anything starts TensorFlow
     print(f"Machine: {machine()}\n")
+    unknown = sorted(set(options.parts) - set(PARTS))
+    if unknown:
+        parser.error(f"unknown part {unknown[0]!r}; choose from {', '.join(PARTS)}")
     for part in options.parts or PARTS:
         print(importlib.import_module(f"benchmarks.{part}").report(options.quick), "\n", flush=True)
 
