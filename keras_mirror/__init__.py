@@ -9,8 +9,8 @@ errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend()
 
 from keras_mirror.auditing import audit  # noqa: E402
 from keras_mirror.callbacks import ReplicaBatchLogger, ScopeAuditor  # noqa: E402
-from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
+from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
 from keras_mirror.losses import global_mean  # noqa: E402
 from keras_mirror.model import mirrored_model  # noqa: E402

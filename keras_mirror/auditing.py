@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.model import engine_of, optimizers_of
+from keras_mirror.engine import engine_of, optimizers_of
 from keras_mirror.provenance import Origin, origin_of
 from keras_mirror.randomness import generators_of
 from keras_mirror.report import Report
@@ -57,8 +57,14 @@ class Audit(Report):
             for finding in findings
         ]
         verdict = f"{len(findings)} of {checked} variables need attention" if findings else f"all {checked} variables are in scope"
-        notes = [] if traced else ["No step was traced yet: variables that only the step uses (a forgotten counter) are not in this list."]
-        super().__init__(f"Scope audit: {verdict}", ["variable", "owner", "created at", "what goes wrong", "write instead"], rows, notes)
+        notes = (
+            []
+            if traced
+            else ["No step was traced yet: variables that only the step uses (a forgotten counter) are not in this list."]
+        )
+        super().__init__(
+            f"Scope audit: {verdict}", ["variable", "owner", "created at", "what goes wrong", "write instead"], rows, notes
+        )
 
     def __bool__(self):
         return bool(self.findings)
@@ -67,7 +73,10 @@ class Audit(Report):
 _EFFECTS = {
     "layer": ("it exists once, so the replicas train it on one device or not at all", "Make the layer inside build_fn"),
     "optimizer": ("every replica changes the one copy, so it advances once per replica", "Make the optimizer inside build_fn"),
-    "metric": ("all replicas write to one copy, which is counted once per replica when it is read", "Make the metric inside build_fn"),
+    "metric": (
+        "all replicas write to one copy, which is counted once per replica when it is read",
+        "Make the metric inside build_fn",
+    ),
     "seed generator": ("all replicas draw from one state in no fixed order", "Make the seed generator inside build_fn"),
     "step": (
         "it exists once and every replica writes to it, so a counter counts as many times as there are replicas",
@@ -106,7 +115,9 @@ def audit(model):
         raise TypeError(f"audit: expected a keras.Model, and got {type(model).__name__}.")
     strategy = internals.training_strategy(model)
     if strategy is None:
-        raise ValueError("audit: the model was not made in a strategy's scope; build it with keras_mirror.mirrored_model(build_fn).")
+        raise ValueError(
+            "audit: the model was not made in a strategy's scope; build it with keras_mirror.mirrored_model(build_fn)."
+        )
     findings, seen = [], set()
     for kind, holder, variable in held_variables(model):
         value = _tensorflow_variable(variable)
@@ -144,7 +155,7 @@ def _captured_findings(captured, strategy, seen):
     findings = []
     for variable in captured:
         value = internals.container_of(variable)
-        if id(value) in seen or hasattr(value, "keras_mirror_counter"):
+        if id(value) in seen or hasattr(value, "keras_mirror_own"):
             continue
         seen.add(id(value))
         if not strategy.extended.variable_created_in_scope(value):

@@ -9,8 +9,7 @@ from keras_mirror import internals
 from keras_mirror.batches import split_bounds
 
 NO_ROWS = (
-    "the dataset yields a batch of 0 rows, which has no mean to train on; leave empty batches out, "
-    "for example with dataset.filter."
+    "the dataset yields a batch of 0 rows, which has no mean to train on; leave empty batches out, for example with dataset.filter."
 )
 
 
@@ -69,9 +68,7 @@ def _part(leaf, replicas, index):
     if isinstance(leaf, tf.SparseTensor):
         start, stop = split_bounds(leaf.dense_shape[0], replicas, index)
         rest = leaf.dense_shape[1:]
-        return tf.sparse.slice(
-            leaf, tf.concat([[start], tf.zeros_like(rest)], 0), tf.concat([[stop - start], rest], 0)
-        )
+        return tf.sparse.slice(leaf, tf.concat([[start], tf.zeros_like(rest)], 0), tf.concat([[stop - start], rest], 0))
     if isinstance(leaf, tf.RaggedTensor):
         start, stop = split_bounds(leaf.nrows(), replicas, index)
         return tf.gather(leaf, tf.range(start, stop))
@@ -93,9 +90,7 @@ def _checked_split(replicas, *batch):
 def split_dataset(dataset, replicas):
     """Maps each global batch of `dataset` to the tuple of its parts."""
     check_batched(dataset.element_spec)
-    mapped = dataset.map(
-        functools.partial(_checked_split, replicas), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-    )
+    mapped = dataset.map(functools.partial(_checked_split, replicas), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return mapped.prefetch(tf.data.AUTOTUNE)
 
 

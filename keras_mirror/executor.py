@@ -46,7 +46,8 @@ class Executor:
         self.steps = None
         self.limit = None
         self.seconds_per_step = None
-        self._run_one = self._compiled(lambda iterator: self._logs(self._run(iterator.get_next())))
+        self._kept = {}
+        self._records_loss = False
         self._run_many = self._compiled(self._many_steps)
         self._run_batch = self._compiled(lambda batch: self._logs(self._run(batch)))
 
@@ -59,17 +60,11 @@ class Executor:
         if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
             return self._on_given_batches(iterator, steps)
         traced, start = len(self._traced), time.perf_counter()
-        try:
-            if steps == 1:
-                ran, logs = 1, self._call(self._run_one, iterator)
-            else:
-                ran, logs = self._call(self._run_many, iterator, tf.constant(min(steps, self.limit or steps)))
-                if int(ran) == 0:
-                    raise StopIteration
-        except (StopIteration, tf.errors.OutOfRangeError):
+        ran, logs = self._call(self._run_many, iterator, tf.constant(min(steps, self.limit or steps)))
+        if int(ran) == 0:
             if not self._ran:
-                raise ValueError("the data is empty: it yielded no batch, so there is nothing to train on or to evaluate.") from None
-            raise
+                raise ValueError("the data is empty: it yielded no batch, so there is nothing to train on or to evaluate.")
+            raise StopIteration
         self._ran = True
         if len(self._traced) == traced:
             self.seconds_per_step = (time.perf_counter() - start) / int(ran)
@@ -100,22 +95,29 @@ class Executor:
     def _many_steps(self, iterator, steps):
         if self._eager:
             return self._many_steps_eagerly(iterator, int(steps))
-        start, own = 0, {}
-        if not self._reports_only_metrics:  # what the first step returns is the shape of the loop's state
-            start, own = 1, self._run(iterator.get_next())
 
-        def body(ran, optional, own):
-            own = self._run(iterator.value_of(optional) if isinstance(iterator, ReplicaIterator) else optional.get_value())
+        def body(ran, optional):
+            self._keep(self._run(iterator.value_of(optional) if isinstance(iterator, ReplicaIterator) else optional.get_value()))
             following = tf.cond(ran + 1 < steps, lambda: _bare(iterator.get_next_as_optional()), lambda: optional)
-            return ran + 1, following, own
+            return ran + 1, following
 
-        ran, _, own = tf.while_loop(
-            lambda ran, optional, own: tf.logical_and(ran < steps, optional.has_value()),
+        ran, _ = tf.while_loop(
+            lambda ran, optional: tf.logical_and(ran < steps, optional.has_value()),
             body,
-            [tf.constant(start), _bare(iterator.get_next_as_optional()), own],
+            [tf.constant(0), _bare(iterator.get_next_as_optional())],
             parallel_iterations=1,
         )
-        return ran, self._logs(own)
+        return ran, self._logs({name: variable.read_value() for name, variable in self._kept.items()})
+
+    def _keep(self, own):
+        """Keeps a step's own logs in variables, as their names are known only once the step was traced."""
+        for name, value in own.items():
+            if name not in self._kept:
+                with tf.init_scope():
+                    zero = tf.zeros([0 if size is None else size for size in value.shape], value.dtype)
+                    self._kept[name] = tf.Variable(zero, trainable=False, shape=value.shape, name="log")
+                    self._kept[name].keras_mirror_own = True
+            self._kept[name].assign(value)
 
     def _many_steps_eagerly(self, iterator, steps):
         own, ran = {}, 0
@@ -135,19 +137,22 @@ class Executor:
     def _on_replica(self, data):
         logs = self._step(data) or {}
         part = current_part()
-        return {
-            name: value if part is None else _share(part, value)
-            for name, value in _flat(logs).items()
-            if value is not None
-        }
+        self._records_loss = part is not None and "loss recorded" in part.marks
+        return {name: value if part is None else _share(part, value) for name, value in _flat(logs).items() if value is not None}
 
     def _logs(self, own):
         """The logs: results of metrics over all replicas; of the step's own, the weighted mean."""
         metrics = self._model.get_metrics_result()
         if self._reports_only_metrics:
             return metrics
-        tracked = {metric.name for metric in self._model.metrics}
-        return {name: metrics[name] if name in metrics and (name != "loss" or "loss" in tracked) else own[name] for name in own}
+        tracked = set(metrics) if self._records_loss else set(metrics) - {"loss"} | own_metric_names(self._model)
+        return {name: metrics[name] if name in tracked else own[name] for name in own}
+
+
+def own_metric_names(model):
+    """Names of the metrics that the model holds besides Keras' own tracker of the loss."""
+    tracker = internals.loss_tracker(model)
+    return {metric.name for metric in model.metrics if metric is not tracker}
 
 
 def _share(part, value):
@@ -169,4 +174,3 @@ def _flat(logs):
 
 def _bare(optional):
     return optional.optional if isinstance(optional, ReplicaOptional) else optional
-

@@ -94,9 +94,7 @@ def resolve(devices):
     if isinstance(devices, str):
         devices = [devices]
     if not isinstance(devices, (list, tuple)):
-        raise TypeError(
-            f"devices: expected None, a number of replicas, a list of device names or 'idle', and got {devices!r}."
-        )
+        raise TypeError(f"devices: expected None, a number of replicas, a list of device names or 'idle', and got {devices!r}.")
     return checked(devices)
 
 
@@ -144,7 +142,9 @@ def _idle():
     busy = {row["device"] for row in gpu_rows() if row["busy"]}
     idle = [name for name in visible if name not in busy]
     if not idle:
-        raise ValueError(f"devices='idle': every visible GPU ({', '.join(visible)}) is in use by another process; wait or name one.")
+        raise ValueError(
+            f"devices='idle': every visible GPU ({', '.join(visible)}) is in use by another process; wait or name one."
+        )
     return idle
 
 

@@ -8,7 +8,6 @@ upstream changes. `docs/internals.md` says why each is needed.
 import contextlib
 import threading
 
-import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from tensorflow.python.distribute import values

@@ -3,8 +3,8 @@
 import keras
 
 from keras_mirror import internals
+from keras_mirror.engine import engine_of
 from keras_mirror.errors import warn_once
-from keras_mirror.model import engine_of
 from keras_mirror.progress import arrange
 
 
@@ -187,9 +187,7 @@ class TrainingLoop:
         key = id(data) if not isinstance(data, tuple) else tuple(id(each) for each in data)
         if key not in self._iterators:
             x, y, sample_weight = _arrays(data)
-            iterator = internals.epoch_iterator(
-                self.model, x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight
-            )
+            iterator = internals.epoch_iterator(self.model, x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight)
             engine_of(self.model)._maybe_symbolic_build(iterator=iterator)
             iterator.reset()
             self._iterators[key] = (iterator, data)  # the data, too, so that its id stays its own

@@ -194,3 +194,9 @@ def _weight_sum(sample_weight, mask, dtype):
     elif mask.shape.rank == weight.shape.rank + 1:
         weight = weight[..., None]
     return tf.reduce_sum(weight * mask)
+
+
+def adds_up_over_rows(regularizer):
+    """Whether the regulariser of two equal rows is twice that of one: found out by trying."""
+    one, two = (float(regularizer(tf.ones((rows, 4)))) for rows in (1, 2))
+    return abs(two - 2 * one) < 1e-3 * abs(one)

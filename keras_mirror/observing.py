@@ -5,8 +5,8 @@ import contextlib
 import keras
 
 from keras_mirror import internals
+from keras_mirror.engine import engine_of
 from keras_mirror.errors import warn_once
-from keras_mirror.model import engine_of
 from keras_mirror.strategy import MirroredStrategy
 
 

@@ -13,10 +13,9 @@ import tensorflow as tf
 from keras_mirror import internals
 
 _ORIGIN = "_keras_mirror_origin"
-_LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(sys.modules[name].__file__)) + os.sep
-    for name in ("keras", "tensorflow")
-) + (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
+_LIBRARIES = tuple(os.path.dirname(os.path.abspath(sys.modules[name].__file__)) + os.sep for name in ("keras", "tensorflow")) + (
+    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+)
 
 
 _MAKERS = tuple(os.path.join(_LIBRARIES[0], "src", part) for part in ("layers", "optimizers", "metrics", "random", "trainers"))

@@ -67,7 +67,7 @@ class RowCounter:
         self._on_host = self._zeros()
         with tf.init_scope(), tf.device("CPU:0"):
             self._in_graph = tf.Variable(self._zeros(), trainable=False, dtype=tf.int64, name="row_counter")
-        self._in_graph.keras_mirror_counter = True
+        self._in_graph.keras_mirror_own = True
 
     def _zeros(self):
         # One row each: rows in all, least, most, empty steps, steps, uneven steps.

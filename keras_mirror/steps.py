@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.losses import is_share
 from keras_mirror.rows import current_part
 
 
@@ -43,18 +44,31 @@ def default_test_step(model, data):
 
 
 def record_loss(model, loss):
-    """Adds this replica's share of the loss to the log `loss`.
+    """Adds this replica's share of the loss to the log `loss`, as Keras' own steps do; see `weigh_by_global_rows`."""
+    replicas = current_part().strategy.num_replicas_in_sync
+    internals.loss_tracker(model).update_state(loss if loss.shape.rank else loss * replicas)
 
-    Over the replicas the shares add up to the global loss L and the weights to the global rows B,
-    so the mean over steps is the sum of L * B over the sum of B, as on one device.
+
+def weigh_by_global_rows(tracker):
+    """Makes Keras' tracker of the loss weigh each batch by its global rows.
+
+    Keras' steps give it the local loss times the number of replicas, R. Over the replicas the
+    shares add up to the global loss L and the weights B / R to the global rows B, so the mean over
+    steps is the sum of L * B over the sum of B, as on one device.
     """
-    part = current_part()
-    replicas = part.strategy.num_replicas_in_sync
-    rows = tf.cast(part.global_rows, "float32")
-    if loss.shape.rank:  # reduction=None: one loss per row, which are not shares of anything
-        internals.loss_tracker(model).update_state(loss, sample_weight=rows)
-    else:
-        internals.loss_tracker(model).update_state(loss * replicas, sample_weight=rows / replicas)
+    if "update_state" in vars(tracker):
+        return
+
+    def update_state(values, sample_weight=None):
+        part = current_part()
+        if part is not None:
+            part.marks.add("loss recorded")
+            weight = tf.cast(part.global_rows, "float32")
+            # With reduction=None there is one loss per row, which is no share of anything.
+            sample_weight = weight if values.shape.rank else weight / part.strategy.num_replicas_in_sync
+        return type(tracker).update_state(tracker, values, sample_weight=sample_weight)
+
+    internals.set_attribute(tracker, "update_state", update_state)
 
 
 def update_metrics(model, x, y, y_pred, sample_weight):
@@ -65,3 +79,17 @@ def update_metrics(model, x, y, y_pred, sample_weight):
     if metrics is not None:
         metrics.update_state(y, y_pred, sample_weight)
     return {}
+
+
+def track_shares_as_losses(metric):
+    """Lets a `Mean` that is given this replica's share of the loss track the loss itself."""
+    if "update_state" in vars(metric):
+        return
+
+    def update_state(values, sample_weight=None):
+        part = current_part()
+        if is_share(values):
+            values = values * part.strategy.num_replicas_in_sync
+        return type(metric).update_state(metric, values, sample_weight=sample_weight)
+
+    internals.set_attribute(metric, "update_state", update_state)

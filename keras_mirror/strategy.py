@@ -8,12 +8,11 @@ import weakref
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.hardware import resolve
 from keras_mirror.distribution import ReplicaDataset, one_after_another, split_dataset
 from keras_mirror.errors import warn_once
+from keras_mirror.hardware import resolve
 from keras_mirror.provenance import is_library, recording_creator
 from keras_mirror.rows import Part, RowCounter, current_part, rows_per_replica, working_on
-
 
 TRACES_BEFORE_WARNING = 5
 

@@ -26,6 +26,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "executor",
     "progress",
     "pacing",
+    "engine",
     "model",
     "auditing",
     "planning",
@@ -64,7 +65,7 @@ def test_files_import_only_what_is_below_them():
 
 def test_no_file_is_long():
     for name, path in files():
-        assert len(path.read_text().splitlines()) <= 450, name
+        assert len(path.read_text().splitlines()) <= 400, name
 
 
 def test_private_names_of_keras_and_tensorflow_stay_in_one_file():

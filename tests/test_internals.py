@@ -244,3 +244,23 @@ def test_dataset_of(data, build_fn):
     internals.set_attribute(model, "_maybe_symbolic_build", spy)
     model.fit(*data, verbose=0)
     assert isinstance(seen[0], ReplicaDataset)
+
+
+def test_kinds_of_datasets():
+    """Delete once `tf.data` says publicly what a dataset is made of."""
+    dataset = tf.data.Dataset.range(4).shard(2, 0).map(lambda x: x).batch(2)
+    assert {"Range", "Shard", "Batch"} <= internals.kinds_of_datasets(dataset)
+    assert "Shard" not in internals.kinds_of_datasets(tf.data.Dataset.range(4).batch(2))
+
+
+def test_epoch_iterator_and_logs(data, build_fn):
+    """Delete once `fit`'s iterator over data is public."""
+    model = km.mirrored_model(build_fn, devices=2)
+    iterator = internals.epoch_iterator(model, *data, None, 8, None, False, None)
+    assert iterator.num_batches == 4
+    assert internals.restored_epoch(model) is None
+    assert not internals.is_built(model)
+    model.fit(*data, verbose=0)
+    assert internals.is_built(model)
+    assert set(internals.metrics_or_logs(model, {"own": 1.0})) == {"own"}
+    assert set(internals.metrics_or_logs(model, {"loss": 1.0, "mae": 1.0})) == {"loss", "mae"}

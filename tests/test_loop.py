@@ -200,9 +200,7 @@ def leave_from_run(loop, data):
 )
 def test_leaving_early_ends_the_training_and_loses_no_whole_epoch(data, build_fn, tmp_path, leave, error, epochs_ended):
     recorder = Recorder()
-    loop = km.TrainingLoop(
-        km.mirrored_model(build_fn, devices=2), [recorder, keras.callbacks.CSVLogger(tmp_path / "log.csv")]
-    )
+    loop = km.TrainingLoop(km.mirrored_model(build_fn, devices=2), [recorder, keras.callbacks.CSVLogger(tmp_path / "log.csv")])
     if error:
         with pytest.raises(error):
             leave(loop, dataset(data))

@@ -263,7 +263,7 @@ def test_a_hand_made_mean_is_flagged_once_with_the_remedy(data):
 
 
 def test_the_engine_shadows_only_names_that_the_model_has():
-    from keras_mirror.model import Engine
+    from keras_mirror.engine import Engine
 
     model = compiled()
     for name in Engine.SHADOWS:

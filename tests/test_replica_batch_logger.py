@@ -78,7 +78,8 @@ def test_batches_are_logged_as_often_as_asked(data, build_fn, log_freq, expected
     seen = Seen()
     model.fit(x[:28], y[:28], batch_size=10, verbose=0, callbacks=[seen, km.ReplicaBatchLogger(log_freq)])
     found = [
-        (logs["replica_0/examples"], logs["replica_0/batch_size"]) if "replica_0/examples" in logs else None for logs in seen.batches
+        (logs["replica_0/examples"], logs["replica_0/batch_size"]) if "replica_0/examples" in logs else None
+        for logs in seen.batches
     ]
     assert found == expected
     assert seen.epochs[0]["replica_0/examples"] == 14

@@ -170,7 +170,9 @@ def test_the_seed_script_runs_unchanged(data, replicas, compiled):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_rows_are_counted_under_any_loop(compiled):
     strategy = km.MirroredStrategy(4)
-    step = tf.function(lambda v: strategy.run(lambda x: x, args=(v,))) if compiled else lambda v: strategy.run(lambda x: x, args=(v,))
+    step = (
+        tf.function(lambda v: strategy.run(lambda x: x, args=(v,))) if compiled else lambda v: strategy.run(lambda x: x, args=(v,))
+    )
     for value in strategy.experimental_distribute_dataset(tf.data.Dataset.range(13).batch(5)):
         step(value)
     counts = strategy.row_counters["train"].read()

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_mirror.model import engine_of
+from keras_mirror.engine import engine_of
 from keras_mirror.report import Report
 from keras_mirror.strategy import MirroredStrategy
 

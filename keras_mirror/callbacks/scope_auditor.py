@@ -3,8 +3,8 @@
 import keras
 
 from keras_mirror.auditing import audit
+from keras_mirror.engine import engine_of
 from keras_mirror.errors import OutOfScopeError, warn_once
-from keras_mirror.model import engine_of
 
 
 class ScopeAuditor(keras.callbacks.Callback):
@@ -67,11 +67,7 @@ class ScopeAuditor(keras.callbacks.Callback):
 
     def _places(self):
         """Who tells what a step uses: the model's own steps, and any loop over `strategy.run`."""
-        return [
-            place
-            for place in (engine_of(self.model), self.model.distribute_strategy)
-            if hasattr(place, "listeners")
-        ]
+        return [place for place in (engine_of(self.model), self.model.distribute_strategy) if hasattr(place, "listeners")]
 
     def _look(self, captured=None):
         found = audit(self.model).findings

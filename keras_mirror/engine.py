@@ -1,0 +1,344 @@
+"""What makes one model train on all replicas: methods that shadow those of its class."""
+
+import inspect
+
+import keras
+import tensorflow as tf
+
+from keras_mirror import internals, steps
+from keras_mirror.distribution import NO_ROWS, ReplicaDataset, regroup, split
+from keras_mirror.errors import warn_once
+from keras_mirror.executor import Executor
+from keras_mirror.losses import GlobalLoss, adds_up_over_rows, mark_as_share
+from keras_mirror.normalization import normalize_globally
+from keras_mirror.optimizers import half_variables, share_updates
+from keras_mirror.pacing import Pace, looks_at_batches
+from keras_mirror.progress import arrange
+from keras_mirror.randomness import draw_differently, generators_of
+from keras_mirror.rebuilding import rebuild_in_scope
+from keras_mirror.rows import RowCounter, current_part
+from keras_mirror.steps import track_shares_as_losses
+
+_ENGINE = "_keras_mirror_engine"
+
+
+def engine_of(model):
+    """The `Engine` of a model of `mirrored_model`, or None."""
+    return getattr(model, _ENGINE, None)
+
+
+class Engine:
+    """What makes one model train on all replicas; `install` puts its methods onto the model.
+
+    The methods of the same name shadow those of the model's class on this one object. The class,
+    its config and what is saved stay the user's.
+
+    Attributes:
+        model: The model.
+        strategy: The strategy it trains with.
+        counters: `RowCounter`s of `"train"` and `"test"` steps.
+        captured: Variables that the steps traced so far read or write.
+        listeners: Functions called with `captured` after a trace, before the traced steps run.
+        rebuilt: Sentences on what was made again inside the scope.
+        epoch_iterator: Keras' iterator over the data that was built from last.
+    """
+
+    SHADOWS = (
+        "compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
+        "make_train_function", "make_test_function", "train_step", "test_step", "compute_loss",
+        "_maybe_symbolic_build", "_aggregate_additional_loss", "_get_metrics_result_or_logs",
+    )  # fmt: skip
+
+    def __init__(self, model, strategy, step, batch_norm):
+        self.model = model
+        self.strategy = strategy
+        self.counters = {kind: RowCounter(strategy.num_replicas_in_sync) for kind in ("train", "test")}
+        self.captured = []
+        self.listeners = []
+        self.rebuilt = []
+        self.epoch_iterator = None
+        self._step = step
+        self._batch_norm = batch_norm
+        self._prepared = set()
+
+    def install(self):
+        """Puts the methods onto the model."""
+        internals.set_attribute(self.model, _ENGINE, self)
+        internals.set_training_strategy(self.model, self.strategy)
+        for name in self.SHADOWS:
+            internals.set_attribute(self.model, name, getattr(self, name))
+
+    # --- compiling --------------------------------------------------------------------------
+
+    def compile(self, *args, **kwargs):
+        """`keras.Model.compile`, in the scope, with what was made outside made again inside."""
+        with self.strategy.scope():
+            args, kwargs = self._rebuild((args, kwargs))
+            type(self.model).compile(self.model, *args, **kwargs)
+        self._after_compile()
+
+    def recompile_in_scope(self):
+        """Makes again what `build_fn` compiled with but had not made in the scope."""
+        arguments = internals.compile_arguments(self.model)
+        if arguments is None:
+            self._after_compile()
+            return
+        with self.strategy.scope():
+            again = self._rebuild(arguments)
+            if any(again[name] is not arguments[name] for name in arguments):
+                wrapped = isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer)
+                keras.Model.compile(self.model, **again, auto_scale_loss=wrapped)
+        self._after_compile()
+
+    def _rebuild(self, arguments):
+        arguments, made_again = rebuild_in_scope(arguments, self.strategy)
+        for sentence in made_again:
+            self.rebuilt.append(sentence)
+            warn_once(("rebuilt", id(self), sentence), f"mirrored_model: {sentence}", stacklevel=5)
+        return arguments
+
+    def _after_compile(self):
+        if self.model.jit_compile:
+            if self._asked_for_jit():
+                raise ValueError(
+                    "mirrored_model: jit_compile=True compiles a step for one device, and its variables live on several; "
+                    "compile with jit_compile=False."
+                )
+            self.model.jit_compile = False
+        with self.strategy.scope():
+            for name, optimizer in optimizers_of(self.model).items():
+                again = self._rebuild(optimizer)
+                if again is not optimizer and name != "optimizer":
+                    setattr(self.model, name, again)
+                if again is self.model.optimizer and not again.built and self._is_built():
+                    again.build(self.model.trainable_variables)
+        self.prepare()
+
+    def _is_built(self):
+        return bool(self.model.trainable_variables) and all(layer.built for layer in internals.layers_of(self.model))
+
+    def _asked_for_jit(self):
+        arguments = internals.compile_arguments(self.model) or {}
+        return arguments.get("jit_compile") is True
+
+    def prepare(self):
+        """Changes losses, optimizers, batch normalisations, random generators that exist by now."""
+        model = self.model
+        internals.replace_compiled_losses(model, lambda loss: loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss))
+        half = half_variables(model)
+        for optimizer in optimizers_of(model).values():
+            share_updates(optimizer, half)
+        for layer in internals.layers_of(model):
+            if id(layer) not in self._prepared:
+                self._prepared.add(id(layer))
+                normalize_globally(layer, self._batch_norm)
+        for generator in generators_of(model):
+            draw_differently(generator)
+        steps.weigh_by_global_rows(internals.loss_tracker(model))
+        for metric in model.metrics:
+            if type(metric) is keras.metrics.Mean and metric is not internals.loss_tracker(model):
+                track_shares_as_losses(metric)
+
+    # --- building ---------------------------------------------------------------------------
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        """Builds from the types of the data, so that no batch is used up and any dtype will do."""
+        if iterator is not None:
+            self.epoch_iterator = iterator
+            dataset = internals.dataset_of(iterator)
+            data_batch = dataset.global_spec if isinstance(dataset, ReplicaDataset) else dataset.element_spec
+        batch = keras.tree.map_structure(_symbolic, data_batch)
+        with self.strategy.scope():
+            internals.symbolic_build(self.model, batch)
+        self.prepare()
+
+    def build_from(self, batch):
+        """Builds from a batch, distributed or not, what is not built yet."""
+        if not internals.is_built(self.model):
+            local = tf.nest.map_structure(lambda leaf: self.strategy.experimental_local_results(leaf)[0], batch)
+            self._maybe_symbolic_build(data_batch=local)
+
+    def _build_on_replica(self, data):
+        """Builds in the middle of a loop of the user's own, where no `fit` has built before."""
+        if not internals.is_built(self.model) and self._step is None:
+            tf.distribute.get_replica_context().merge_call(lambda strategy, data: self._build_outside(data), (data,))
+
+    def _build_outside(self, data):
+        with tf.init_scope():
+            self.build_from(data)
+
+    # --- losses -----------------------------------------------------------------------------
+
+    def compute_loss(self, *args, **kwargs):
+        """`keras.Model.compute_loss`; on a replica, its share of the loss of the global batch."""
+        part = current_part()
+        own = type(self.model).compute_loss
+        if part is None:
+            return own(self.model, *args, **kwargs)
+        if internals.compile_loss(self.model) is not None and not internals.compiled_losses(self.model):
+            self._build_losses(own, args, kwargs)
+        before = set(part.marks)
+        part.marks.discard("global loss")
+        loss = own(self.model, *args, **kwargs)
+        if "global loss" not in part.marks and own is not keras.Model.compute_loss and part.strategy.num_replicas_in_sync > 1:
+            warn_once(
+                ("own loss", type(self.model).__qualname__),
+                f"{type(self.model).__name__}.compute_loss computes the loss by hand; keras_mirror weighs it by each replica's "
+                "share of the rows, which is right for a mean over rows. To be exact for anything else, build it from "
+                "keras_mirror.global_mean(per_example) or super().compute_loss(...).",
+            )
+            loss = tf.math.multiply_no_nan(tf.convert_to_tensor(loss), part.share(loss.dtype))
+        part.marks |= before
+        return mark_as_share(loss)
+
+    def _build_losses(self, own, args, kwargs):
+        """Builds the compiled losses when a step of the user's own is the first to call them."""
+        given = inspect.signature(own).bind(self.model, *args, **kwargs).arguments
+
+        def build(strategy, y, y_pred):
+            if not internals.compiled_losses(self.model):
+                with tf.init_scope():
+                    y, y_pred = (
+                        tf.nest.map_structure(lambda leaf: strategy.experimental_local_results(leaf)[0], each)
+                        for each in (y, y_pred)
+                    )
+                    internals.compile_loss(self.model).build(y, y_pred)
+                self.prepare()
+
+        tf.distribute.get_replica_context().merge_call(build, (given.get("y"), given.get("y_pred")))
+
+    def _aggregate_additional_loss(self, loss):
+        """The share of a regulariser or an `add_loss` on this replica."""
+        if not loss.dtype.is_floating:
+            loss = tf.cast(loss, keras.config.floatx())
+        part, total = current_part(), tf.reduce_sum(loss)
+        if part is None:
+            return total
+        part.marks.add("global loss")
+        if any(loss is own for own in self._sums_over_rows()):
+            return total
+        return tf.math.multiply_no_nan(total, part.share(total.dtype))
+
+    def _sums_over_rows(self):
+        """Losses of activity regularisers that add up over rows, as L1 and L2 do."""
+        for layer in internals.layers_of(self.model):
+            regularizer = getattr(layer, "activity_regularizer", None)
+            if regularizer is not None and adds_up_over_rows(regularizer):
+                yield from internals.own_losses(layer)
+
+    # --- running ----------------------------------------------------------------------------
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, data):
+        """The step that `fit`, `TrainingLoop` and `strategy.run(model.train_step, ...)` run on a replica."""
+        self._build_on_replica(data)
+        if self._step is not None:
+            return self._step(self.model, data)
+        if not self._has_default("train_step"):
+            return type(self.model).train_step(self.model, data)
+        return steps.default_train_step(self.model, data) or self.model.get_metrics_result()
+
+    @tf.autograph.experimental.do_not_convert
+    def test_step(self, data):
+        """The step that `evaluate` runs on a replica."""
+        self._build_on_replica(data)
+        if not self._has_default("test_step"):
+            return type(self.model).test_step(self.model, data)
+        return steps.default_test_step(self.model, data) or self.model.get_metrics_result()
+
+    def _has_default(self, name):
+        return getattr(type(self.model), name) is getattr(keras.Model, name)
+
+    def make_train_function(self, force=False):
+        """What `fit` calls for every batch."""
+        if self.model.train_function is None or force:
+            default = self._step is None and self._has_default("train_step")
+            step = (lambda data: steps.default_train_step(self.model, data)) if default else self.model.train_step
+            self.model.train_function = self._executor(step, "train", default)
+
+    def _get_metrics_result_or_logs(self, logs):
+        """What `fit` logs at the end of an epoch; of a `step` that logs its own loss, that one.
+
+        Keras would take the result of its tracker of the loss, which such a step never updated.
+        """
+        if self._step is not None and isinstance(logs, dict) and "loss" in logs:
+            return logs
+        return type(self.model)._get_metrics_result_or_logs(self.model, logs)
+
+    def make_test_function(self, force=False):
+        """What `evaluate` calls for every batch."""
+        if self.model.test_function is None or force:
+            default = self._has_default("test_step")
+            step = (lambda data: steps.default_test_step(self.model, data)) if default else self.model.test_step
+            self.model.test_function = self._executor(step, "test", default)
+
+    def _executor(self, step, kind, default):
+        only_metrics = default and self._has_default("compute_metrics")
+        return Executor(self.model, self.strategy, step, self.counters[kind], only_metrics, self._traced)
+
+    def _traced(self, variables):
+        known = {id(v) for v in self.captured}
+        self.captured += [v for v in variables if id(v) not in known]
+        for listener in list(self.listeners):
+            listener(self.captured)
+
+    def fit(self, *args, callbacks=None, **kwargs):
+        """`keras.Model.fit`."""
+        callbacks = self._with_pace(arrange(callbacks, kwargs.get("verbose", "auto")))
+        return self._called("fit", *args, callbacks=callbacks, **kwargs)
+
+    def _with_pace(self, callbacks):
+        model = self.model
+        if isinstance(callbacks, keras.callbacks.CallbackList) or model.steps_per_execution != 1 or model.run_eagerly:
+            return callbacks
+        flat = keras.tree.flatten(callbacks) if callbacks else []
+        return callbacks if any(looks_at_batches(callback) for callback in flat) else [Pace(self), *flat]
+
+    def evaluate(self, *args, **kwargs):
+        """`keras.Model.evaluate`."""
+        return self._called("evaluate", *args, **kwargs)
+
+    def predict(self, *args, **kwargs):
+        """`keras.Model.predict`."""
+        return self._called("predict", *args, **kwargs)
+
+    def train_on_batch(self, *args, **kwargs):
+        """`keras.Model.train_on_batch`; the batch is split over the replicas."""
+        return self._called("train_on_batch", *args, **kwargs)
+
+    def test_on_batch(self, *args, **kwargs):
+        """`keras.Model.test_on_batch`; the batch is split over the replicas."""
+        return self._called("test_on_batch", *args, **kwargs)
+
+    def predict_on_batch(self, x):
+        """`keras.Model.predict_on_batch`; the batch is split over the replicas."""
+        parts = split(tf.nest.map_structure(tf.convert_to_tensor, x), self.strategy.num_replicas_in_sync)
+        return type(self.model).predict_on_batch(self.model, regroup(self.strategy, parts))
+
+    def _called(self, method, *args, **kwargs):
+        try:
+            return getattr(type(self.model), method)(self.model, *args, **kwargs)
+        except tf.errors.InvalidArgumentError as error:
+            if NO_ROWS in str(error):
+                raise ValueError(f"{method}: {NO_ROWS}") from None
+            raise
+
+
+def optimizers_of(model):
+    """Every optimizer that the model holds as an attribute, by the attribute's name."""
+    return {name: value for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
+
+
+class _Symbolic:
+    """Anything with a shape and a dtype is enough for Keras to build from."""
+
+    def __init__(self, shape, dtype):
+        self.shape = shape
+        self.dtype = dtype
+
+
+def _symbolic(leaf):
+    if leaf is None or isinstance(leaf, (tf.OptionalSpec, tf.experimental.Optional)) or not hasattr(leaf, "dtype"):
+        return None
+    shape = tuple(leaf.shape)
+    return _Symbolic((None, *shape[1:]) if shape else shape, leaf.dtype)
