@@ -36,7 +36,7 @@ export KERAS_BACKEND := tensorflow
 unexport TF_USE_LEGACY_KERAS
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help setup demo test test-oldest lint format bench notebooks clean
+.PHONY: help setup demo test test-oldest lint format table bench notebooks clean
 
 help:
 	@echo 'make demo         set everything up and run the demonstration'
@@ -45,7 +45,8 @@ help:
 	@echo 'make lint         check style and formatting'
 	@echo 'make format       put imports and formatting right'
 	@echo 'make bench        measure (ARGS: arguments for benchmarks.run)'
-	@echo 'make notebooks    execute the notebooks (ARGS=--inplace keeps what they print)'
+	@echo 'make table        make the table of the README again'
+	@echo 'make notebooks    execute the notebooks and keep what they print'
 	@echo 'make clean        remove what the others made'
 
 setup: $(NEWEST_STAMP)
@@ -54,10 +55,10 @@ demo: $(NEWEST_STAMP)
 	.venv/bin/python -m keras_mirror.demo $(ARGS)
 
 test: $(NEWEST_STAMP)
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest -n 2 $(ARGS)
 
 test-oldest: $(OLDEST_STAMP)
-	.venv-oldest/bin/python -m pytest -o cache_dir=.venv-oldest/pytest_cache $(OLDEST_TESTS) $(ARGS)
+	.venv-oldest/bin/python -m pytest -n 2 -o cache_dir=.venv-oldest/pytest_cache $(OLDEST_TESTS) $(ARGS)
 
 lint: $(NEWEST_STAMP)
 	.venv/bin/python -m ruff check $(RUFF) $(RUFF_RULES) .
@@ -67,15 +68,14 @@ format: $(NEWEST_STAMP)
 	.venv/bin/python -m ruff check --fix $(RUFF) --select I .
 	.venv/bin/python -m ruff format $(RUFF) .
 
+table: $(NEWEST_STAMP)
+	.venv/bin/python -m benchmarks.equivalence
+
 bench: $(NEWEST_STAMP)
 	.venv/bin/python -m benchmarks.run $(ARGS)
 
 notebooks: $(NEWEST_STAMP)
-	@set -e; for notebook in notebooks/*.ipynb; do \
-	  if [ ! -e "$$notebook" ]; then echo 'There is no notebook in notebooks/.'; exit 0; fi; \
-	  echo "executing $$notebook"; \
-	  .venv/bin/python -c 'from nbclient.cli import main; main()' --timeout=600 $(ARGS) "$$notebook"; \
-	done
+	.venv/bin/python notebooks/run.py $(ARGS)
 
 clean:
 	rm -rf .venv .venv-oldest .state build dist *.egg-info .pytest_cache .ruff_cache

@@ -43,7 +43,7 @@ class Audit(Report):
         checked: int, number of variables looked at.
     """
 
-    def __init__(self, findings, checked, traced):
+    def __init__(self, findings, checked, traced, cured=()):
         self.findings = findings
         self.checked = checked
         rows = [
@@ -57,11 +57,9 @@ class Audit(Report):
             for finding in findings
         ]
         verdict = f"{len(findings)} of {checked} variables need attention" if findings else f"all {checked} variables are in scope"
-        notes = (
-            []
-            if traced
-            else ["No step was traced yet: variables that only the step uses (a forgotten counter) are not in this list."]
-        )
+        notes = [f"Cured: {sentence}" for sentence in cured]
+        if not traced:
+            notes.append("No step was traced yet: variables that only the step uses (a forgotten counter) are not in this list.")
         super().__init__(
             f"Scope audit: {verdict}", ["variable", "owner", "created at", "what goes wrong", "write instead"], rows, notes
         )
@@ -130,12 +128,12 @@ def audit(model):
             findings.append(_finding(kind, holder, variable, *_LOCAL_METRIC))
     captured = [*(engine_of(model).captured if engine_of(model) else ()), *getattr(strategy, "captured", ())]
     findings += _captured_findings(captured, strategy, seen)
-    return Audit(findings, len(seen), bool(captured))
+    return Audit(findings, len(seen), bool(captured), engine_of(model).rebuilt if engine_of(model) else ())
 
 
 def held_variables(model):
     """Yields `(kind, holder, variable)` for every variable that the model holds."""
-    for metric in _single_metrics(model):
+    for metric in internals.single_metrics(model):
         for variable in [*metric.variables, *(v for v in vars(metric).values() if isinstance(v, tf.Variable))]:
             yield "metric", metric, variable
     for optimizer in optimizers_of(model).values():
@@ -178,11 +176,6 @@ def _is_the_users_own(value):
     origin = origin_of(value)
     unaggregated = getattr(value, "aggregation", None) == tf.VariableAggregation.NONE
     return unaggregated and not value.trainable and origin is not None and not origin.by_keras
-
-
-def _single_metrics(model):
-    for metric in model.metrics:
-        yield from getattr(metric, "metrics", [metric])  # Keras keeps the compiled ones in a container
 
 
 def _finding(kind, holder, variable, effect, remedy):

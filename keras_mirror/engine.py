@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from keras_mirror import internals, steps
 from keras_mirror.distribution import NO_ROWS, ReplicaDataset, regroup, split
+from keras_mirror.empty_parts import run_on_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.executor import Executor
-from keras_mirror.losses import GlobalLoss, adds_up_over_rows, mark_as_share
+from keras_mirror.losses import GlobalLoss, adds_up_over_rows, as_share, is_share, mark_as_share
 from keras_mirror.normalization import normalize_globally
 from keras_mirror.optimizers import half_variables, share_updates
 from keras_mirror.pacing import Pace, looks_at_batches
@@ -132,11 +133,16 @@ class Engine:
             if id(layer) not in self._prepared:
                 self._prepared.add(id(layer))
                 normalize_globally(layer, self._batch_norm)
+                run_on_a_row(layer)
+        for name, loss in list(vars(model).items()):
+            if isinstance(loss, keras.losses.Loss) and not isinstance(loss, GlobalLoss) and name not in ("loss", "_compile_loss"):
+                internals.set_attribute(model, name, GlobalLoss(loss))  # for a train step that calls it by hand
         for generator in generators_of(model):
             draw_differently(generator)
         steps.weigh_by_global_rows(internals.loss_tracker(model))
-        for metric in model.metrics:
-            if type(metric) is keras.metrics.Mean and metric is not internals.loss_tracker(model):
+        for metric in internals.single_metrics(model):
+            steps.weigh_scalars_by_rows(metric)
+            if type(metric) is keras.metrics.Mean and not internals.is_keras_tracker(model, metric):
                 track_shares_as_losses(metric)
 
     # --- building ---------------------------------------------------------------------------
@@ -180,14 +186,16 @@ class Engine:
         before = set(part.marks)
         part.marks.discard("global loss")
         loss = own(self.model, *args, **kwargs)
-        if "global loss" not in part.marks and own is not keras.Model.compute_loss and part.strategy.num_replicas_in_sync > 1:
-            warn_once(
-                ("own loss", type(self.model).__qualname__),
-                f"{type(self.model).__name__}.compute_loss computes the loss by hand; keras_mirror weighs it by each replica's "
-                "share of the rows, which is right for a mean over rows. To be exact for anything else, build it from "
-                "keras_mirror.global_mean(per_example) or super().compute_loss(...).",
-            )
-            loss = tf.math.multiply_no_nan(tf.convert_to_tensor(loss), part.share(loss.dtype))
+        by_hand = own is not keras.Model.compute_loss and ("global loss" not in part.marks or not is_share(loss))
+        if by_hand and (tf.is_symbolic_tensor(loss) or "global loss" not in part.marks):
+            loss = as_share(loss)
+            if part.strategy.num_replicas_in_sync > 1:
+                warn_once(
+                    ("own loss", type(self.model).__qualname__),
+                    f"{type(self.model).__name__}.compute_loss computes a loss by hand; keras_mirror weighs it by each replica's "
+                    "share of the rows, which is right for a mean over rows. To be exact for anything else, build it from "
+                    "keras_mirror.global_mean(per_example) or super().compute_loss(...).",
+                )
         part.marks |= before
         return mark_as_share(loss)
 
@@ -215,9 +223,9 @@ class Engine:
         if part is None:
             return total
         part.marks.add("global loss")
-        if any(loss is own for own in self._sums_over_rows()):
-            return total
-        return tf.math.multiply_no_nan(total, part.share(total.dtype))
+        if not any(loss is own for own in self._sums_over_rows()):
+            total = tf.math.multiply_no_nan(total, part.share(total.dtype))
+        return mark_as_share(total)
 
     def _sums_over_rows(self):
         """Losses of activity regularisers that add up over rows, as L1 and L2 do."""

@@ -71,11 +71,6 @@ def autograph(fn):
     return tf.__internal__.autograph.tf_convert(fn, status, convert_by_default=False)
 
 
-def is_distributed_variable(variable):
-    """Whether a `tf.Variable` has one copy per replica."""
-    return isinstance(variable, tf.distribute.DistributedValues)
-
-
 def container_of(variable):
     """The distributed variable that a replica's copy belongs to, or the variable itself."""
     for place in (variable, getattr(variable, "handle", None)):
@@ -150,6 +145,22 @@ def compile_loss(model):
 def compile_metrics(model):
     """Keras' container of the compiled metrics, or None."""
     return model._compile_metrics
+
+
+def single_metrics(model):
+    """Every metric of the model on its own, where Keras keeps the compiled ones in a container."""
+    return [single for metric in model.metrics for single in getattr(metric, "metrics", [metric])]
+
+
+def is_keras_tracker(model, metric):
+    """Whether Keras itself updates the metric: with the loss, or with one of several losses."""
+    trackers = [model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss is not None else ())]
+    return any(metric is tracker for tracker in trackers)
+
+
+def metric_values(metric, y_true, y_pred):
+    """What the function of a `MeanMetricWrapper` returns."""
+    return metric._fn(y_true, y_pred, **metric._fn_kwargs)
 
 
 def compiled_losses(model):

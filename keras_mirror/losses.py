@@ -1,11 +1,10 @@
 """A mean is a mean over the global batch: losses whose shares add up over the replicas."""
 
-import copy
-
 import keras
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.empty_parts import may_be_empty, with_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.rows import current_part
 
@@ -71,8 +70,8 @@ def mark_as_share(loss):
     return loss
 
 
-_SUMS = ("Add", "AddV2", "AddN", "Sub", "Neg", "Identity", "Cast", "Reshape", "Squeeze", "ExpandDims")
-_PRODUCTS = ("Mul", "RealDiv", "MulNoNan", "DivNoNan")
+_SUMS = ("Add", "AddV2", "AddN", "Sub", "Neg", "Identity", "Cast", "Pack", "Squeeze")
+_FIRST_INPUT = ("Sum", "Reshape", "ExpandDims", "RealDiv", "MulNoNan", "DivNoNan")
 
 
 def is_share(value):
@@ -90,11 +89,19 @@ def is_share(value):
         return False
     inputs = list(value.op.inputs)
     if value.op.type in _SUMS:
-        inputs = inputs[:1] if value.op.type in ("Reshape", "ExpandDims") else inputs
         return bool(inputs) and all(is_share(each) for each in inputs)
-    if value.op.type in _PRODUCTS:
-        return is_share(inputs[0]) or (value.op.type == "Mul" and is_share(inputs[1]))
-    return False
+    if value.op.type == "Mul":
+        return any(is_share(each) for each in inputs)
+    return value.op.type in _FIRST_INPUT and is_share(inputs[0])
+
+
+def as_share(value):
+    """A loss of which parts may be shares already: what is none is taken for a mean over the replica's rows."""
+    if is_share(value):
+        return value
+    if tf.is_symbolic_tensor(value) and value.op.type in ("Add", "AddV2", "AddN"):
+        return tf.add_n([as_share(each) for each in value.op.inputs])
+    return tf.math.multiply_no_nan(tf.convert_to_tensor(value), current_part().share(value.dtype))
 
 
 def global_size(values, dtype):
@@ -128,26 +135,32 @@ class GlobalLoss(keras.losses.Loss):
         if part is None:
             return self.wrapped(y_true, y_pred, sample_weight)
         part.marks.add("global loss")
+        if may_be_empty() and internals.mask_of(y_pred) is None:
+            y_true, y_pred = keras.tree.map_structure(with_a_row, (y_true, y_pred))
+            sample_weight = None if sample_weight is None else with_a_row(sample_weight)
         total, values = self._sum(y_true, y_pred, sample_weight)
         if values is None or values.shape.rank == 0:
             return self._share_of_scalar(y_true, y_pred, sample_weight)
-        if self.wrapped.reduction not in _MEANS:
-            return self.wrapped(y_true, y_pred, sample_weight) if self.wrapped.reduction != "sum" else total
-        denominator = self._denominator(values, _mask(y_pred, values), sample_weight, total.dtype)
-        return tf.math.divide_no_nan(total, denominator)
+        if self.wrapped.reduction in _MEANS:
+            total = tf.math.divide_no_nan(total, self._denominator(values, _mask(y_pred, values), sample_weight, total.dtype))
+        elif self.wrapped.reduction != "sum":
+            return self.wrapped(y_true, y_pred, sample_weight)[: part.rows]
+        if may_be_empty():
+            total = tf.where(part.rows > 0, total, tf.zeros_like(total))
+        return mark_as_share(total)
 
     def _sum(self, y_true, y_pred, sample_weight):
         """The weighted sum over the local entries, and the entries themselves."""
         seen = []
-        summed = copy.copy(self.wrapped)
-        summed.reduction = "sum"
+        summed = object.__new__(type(self.wrapped))  # copy.copy would go through the config and lose functions
+        vars(summed).update(vars(self.wrapped), reduction="sum")
 
         def call(y_true, y_pred):
             seen.append(self.wrapped.call(y_true, y_pred))
             return seen[-1]
 
         summed.call = call
-        total = summed(y_true, y_pred, sample_weight)
+        total = tf.reduce_sum(summed(y_true, y_pred, sample_weight))  # Keras leaves a loss of no rows as it is
         return total, (tf.convert_to_tensor(seen[-1]) if seen else None)
 
     def _denominator(self, values, mask, sample_weight, dtype):
@@ -168,7 +181,7 @@ class GlobalLoss(keras.losses.Loss):
             "(for example keras.ops.mean(..., axis=-1)) to be exact.",
         )
         value = self.wrapped(y_true, y_pred, sample_weight)
-        return tf.math.multiply_no_nan(value, current_part().share(value.dtype))
+        return mark_as_share(tf.math.multiply_no_nan(value, current_part().share(value.dtype)))
 
     def get_config(self):
         return self.wrapped.get_config()
@@ -197,6 +210,13 @@ def _weight_sum(sample_weight, mask, dtype):
 
 
 def adds_up_over_rows(regularizer):
-    """Whether the regulariser of two equal rows is twice that of one: found out by trying."""
-    one, two = (float(regularizer(tf.ones((rows, 4)))) for rows in (1, 2))
+    """Whether an activity regulariser counts two equal rows twice, found out by trying.
+
+    Keras 3.10 adds it up over the rows of a batch, Keras 3.15 takes the mean.
+    """
+    with tf.init_scope():
+        probes = [keras.layers.Activation("linear", activity_regularizer=regularizer, name="probe") for _ in range(2)]
+        for rows, probe in enumerate(probes, 1):
+            probe(tf.ones((rows, 4)))
+        one, two = (float(sum(probe.losses)) for probe in probes)
     return abs(two - 2 * one) < 1e-3 * abs(one)

@@ -40,8 +40,8 @@ def _local_moments(layer, inputs, mask):
     axes = [axis for axis in range(inputs.shape.rank) if axis != layer.axis % inputs.shape.rank]
     weights = None if mask is None else tf.cast(tf.broadcast_to(mask[..., None], tf.shape(inputs)), inputs.dtype)
     if weights is None:
-        channels = tf.shape(inputs)[layer.axis]
-        count = tf.fill([channels], tf.cast(tf.size(inputs) // tf.maximum(channels, 1), inputs.dtype))
+        channels = inputs.shape[layer.axis]
+        count = tf.fill([channels], tf.cast(tf.size(inputs) // channels, inputs.dtype))
         total = tf.reduce_sum(inputs, axes)
     else:
         count = tf.reduce_sum(weights, axes)

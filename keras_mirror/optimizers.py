@@ -60,7 +60,7 @@ def _pack(gradients):
     groups = collections.defaultdict(list)
     for index, gradient in enumerate(gradients):
         small = isinstance(gradient, tf.Tensor) and gradient.shape.is_fully_defined() and gradient.shape.num_elements() < PACK_BELOW
-        groups[gradient.dtype if small else index].append(index)
+        groups[gradient.dtype.name if small else index].append(index)
     groups = list(groups.values())
     packets = [
         gradients[group[0]] if len(group) == 1 else tf.concat([tf.reshape(gradients[i], [-1]) for i in group], 0)

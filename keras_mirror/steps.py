@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.losses import is_share
+from keras_mirror.losses import global_size, is_share
 from keras_mirror.rows import current_part
 
 
@@ -46,7 +46,7 @@ def default_test_step(model, data):
 def record_loss(model, loss):
     """Adds this replica's share of the loss to the log `loss`, as Keras' own steps do; see `weigh_by_global_rows`."""
     replicas = current_part().strategy.num_replicas_in_sync
-    internals.loss_tracker(model).update_state(loss if loss.shape.rank else loss * replicas)
+    internals.loss_tracker(model).update_state(loss * replicas)
 
 
 def weigh_by_global_rows(tracker):
@@ -63,9 +63,9 @@ def weigh_by_global_rows(tracker):
         part = current_part()
         if part is not None:
             part.marks.add("loss recorded")
-            weight = tf.cast(part.global_rows, "float32")
-            # With reduction=None there is one loss per row, which is no share of anything.
-            sample_weight = weight if values.shape.rank else weight / part.strategy.num_replicas_in_sync
+            if values.shape.rank:  # with reduction=None there is one loss per row
+                values = tf.math.divide_no_nan(tf.reduce_sum(values), global_size(values, values.dtype))
+            sample_weight = tf.cast(part.global_rows, "float32") / part.strategy.num_replicas_in_sync
         return type(tracker).update_state(tracker, values, sample_weight=sample_weight)
 
     internals.set_attribute(tracker, "update_state", update_state)
@@ -91,5 +91,26 @@ def track_shares_as_losses(metric):
         if is_share(values):
             values = values * part.strategy.num_replicas_in_sync
         return type(metric).update_state(metric, values, sample_weight=sample_weight)
+
+    internals.set_attribute(metric, "update_state", update_state)
+
+
+def weigh_scalars_by_rows(metric):
+    """Lets a metric made of a function that returns one number for a batch weigh it by the replica's rows.
+
+    One device counts each batch once. The replicas count it once together: each as much as its
+    share of the rows, and a replica without rows, whose number may be NaN, not at all.
+    """
+    if type(metric) is not keras.metrics.MeanMetricWrapper or "update_state" in vars(metric):
+        return
+
+    def update_state(y_true, y_pred, sample_weight=None):
+        part = current_part()
+        values = None if part is None else tf.convert_to_tensor(internals.metric_values(metric, y_true, y_pred))
+        if values is None or values.shape.rank != 0:
+            return type(metric).update_state(metric, y_true, y_pred, sample_weight=sample_weight)
+        share = part.share("float32")
+        values = tf.where(share > 0, tf.cast(values, "float32"), 0.0)
+        return keras.metrics.Mean.update_state(metric, values, sample_weight=share)
 
     internals.set_attribute(metric, "update_state", update_state)

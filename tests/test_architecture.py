@@ -17,6 +17,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "rows",
     "distribution",
     "strategy",
+    "empty_parts",
     "losses",
     "optimizers",
     "normalization",

@@ -49,8 +49,7 @@ def test_is_per_replica_and_container_of(strategy):
         variable = tf.Variable([1.0, 2.0])
     value = strategy.experimental_distribute_values_from_function(lambda context: tf.ones(2))
     assert internals.is_per_replica(value) and not internals.is_per_replica(tf.ones(2))
-    assert not internals.is_per_replica(variable) and internals.is_distributed_variable(variable)
-    assert not internals.is_distributed_variable(tf.Variable(0.0))
+    assert not internals.is_per_replica(variable)
     for part in strategy.experimental_local_results(variable):
         assert internals.container_of(part) is variable
     assert internals.container_of(variable) is variable
@@ -154,6 +153,16 @@ def test_losses_and_trackers(model):
     assert model.loss == "mse" and model.get_compile_config()["loss"] == "mse"
     value = internals.model_loss(model, x=None, y=tf.ones((2, 1)), y_pred=tf.zeros((2, 1)), sample_weight=None, training=True)
     assert float(value) == 1.0
+
+
+def test_single_metrics_and_metric_values():
+    """Delete once a metric of a function weighs what it returns by rows."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[lambda y, p: keras.ops.mean(keras.ops.abs(y - p))])
+    model.evaluate(np.ones((2, 1)), np.ones((2, 1)), verbose=0)
+    metric = internals.single_metrics(model)[1]
+    assert type(metric) is keras.metrics.MeanMetricWrapper
+    assert float(internals.metric_values(metric, tf.zeros((2, 1)), tf.ones((2, 1)))) == 1.0
 
 
 def test_call_with_training():

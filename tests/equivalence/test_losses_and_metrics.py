@@ -1,0 +1,304 @@
+"""Losses with every reduction, weights and masks, and metrics, are those of the global batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.equivalence.harness import LABELS, SERIES, TOKENS, WEIGHTS, X, Y, assert_equal, fit, mlp, trained
+
+L = keras.losses
+REDUCTIONS = ["sum", None, "mean", "sum_over_batch_size", "mean_with_sample_weight"]
+SMALL = lambda: keras.optimizers.SGD(0.002)  # noqa: E731
+EACH_TOKEN = (np.arange(29 * 5).reshape(29, 5) % 4 / 2.0).astype("float32")
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighted"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_reductions(reduction, weights, replicas):
+    build = mlp(SMALL, lambda: L.MeanSquaredError(reduction=reduction), metrics=["mae"])
+    assert_equal(build, fit(X, Y, sample_weight=weights), replicas)
+
+
+def tagger(loss, **compile):
+    def build():
+        inputs = keras.Input((5,))
+        hidden = layers.Embedding(9, 4, mask_zero=True)(inputs)
+        model = keras.Model(inputs, layers.Dense(1)(hidden))
+        model.compile(SMALL(), loss(), **compile)
+        return model
+
+    return build
+
+
+@pytest.mark.parametrize("weights", [None, EACH_TOKEN], ids=["", "weighted tokens"])
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean", "mean_with_sample_weight"])
+def test_reductions_with_a_mask(reduction, weights):
+    build = tagger(lambda: L.MeanSquaredError(reduction=reduction), metrics=["mae"], weighted_metrics=["mse"])
+    assert_equal(build, fit(TOKENS, TOKENS[..., None].astype("float32"), sample_weight=weights), 3)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight"])
+def test_weights_of_zero(reduction):
+    weights = WEIGHTS.copy()
+    weights[:20] = 0.0
+    build = mlp(SMALL, lambda: L.MeanSquaredError(reduction=reduction), weighted_metrics=["mae"])
+    assert_equal(build, fit(X, Y, sample_weight=weights), 3)
+
+
+def test_rows_that_are_all_masked():
+    tokens = TOKENS.copy()
+    tokens[:9] = 0
+    assert_equal(tagger(L.MeanSquaredError), fit(tokens, tokens[..., None].astype("float32")), 3)
+
+
+CLASSES = np.eye(3, dtype="float32")[LABELS]
+LOSSES = {
+    "sparse": (lambda: L.SparseCategoricalCrossentropy(from_logits=True), 3, LABELS),
+    "sparse, ignored class": (lambda: L.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1), 3, LABELS),
+    "categorical": (lambda: L.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1), 3, CLASSES),
+    "focal": (lambda: L.CategoricalFocalCrossentropy(from_logits=True), 3, CLASSES),
+    "binary": (lambda: L.BinaryCrossentropy(from_logits=True), 1, (LABELS > 1)[:, None].astype("float32")),
+    "hinge": (lambda: L.Hinge(), 1, np.sign(Y)),
+    "huber": (lambda: L.Huber(), 1, Y),
+    "log cosh": (lambda: L.LogCosh(), 1, Y),
+    "cosine": (lambda: L.CosineSimilarity(), 3, CLASSES),
+    "kl": (lambda: L.KLDivergence(), 3, CLASSES),
+    "poisson": (lambda: L.Poisson(), 1, np.abs(Y)),
+    "name": (lambda: "mean_absolute_error", 1, Y),
+    "function of keras": (lambda: keras.losses.mean_squared_error, 1, Y),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_built_in_losses(kind):
+    loss, outputs, y = LOSSES[kind]
+    activation = "softmax" if kind == "kl" else "softplus" if kind == "poisson" else None
+    assert_equal(mlp(loss=loss, outputs=outputs, activation=activation), fit(X, y), 3)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "binary", "huber"])
+def test_built_in_losses_with_weights(kind):
+    loss, outputs, y = LOSSES[kind]
+    assert_equal(mlp(loss=loss, outputs=outputs), fit(X, y, sample_weight=WEIGHTS), 2)
+
+
+def test_ctc():
+    def build():
+        model = keras.Sequential([keras.Input((5, 3)), layers.Dense(4)])
+        model.compile(SMALL(), L.CTC())
+        return model
+
+    assert_equal(build, fit(SERIES, TOKENS[:, :2].clip(1, 3), epochs=1), 2)
+
+
+class Quartic(L.Loss):
+    def __init__(self, power=4, **kwargs):
+        super().__init__(**kwargs)
+        self.power = power
+
+    def call(self, y_true, y_pred):
+        return ops.mean(ops.abs(y_true - y_pred) ** self.power, -1) / 50
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["", "weighted"])
+def test_own_loss_class(weights):
+    assert_equal(mlp(SMALL, lambda: Quartic(3, name="quartic")), fit(X, Y, sample_weight=weights), 3)
+
+
+class WholeLoss(L.Loss):
+    """Overrides `__call__`, not `call`."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return ops.mean(ops.square(y_true - y_pred))
+
+    def call(self, y_true, y_pred):
+        return ops.mean(ops.square(y_true - y_pred), -1)
+
+
+def scalar_loss(y_true, y_pred):
+    return ops.mean(ops.square(y_true - y_pred))
+
+
+def row_loss(y_true, y_pred):
+    return ops.mean(ops.square(y_true - y_pred), -1)
+
+
+def entry_loss(y_true, y_pred):
+    return ops.square(y_true - y_pred)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("loss", [scalar_loss, row_loss, entry_loss, WholeLoss])
+def test_function_losses(loss, replicas):
+    assert_equal(mlp(loss=loss() if loss is WholeLoss else loss), fit(X, Y), replicas)
+
+
+@pytest.mark.parametrize("loss", [scalar_loss, row_loss, entry_loss])
+def test_function_losses_of_sequences(loss):
+    def build():
+        model = keras.Sequential([keras.Input((5, 3)), layers.Dense(2)])
+        model.compile(SMALL(), loss, metrics=[loss])
+        return model
+
+    assert_equal(build, fit(SERIES, SERIES[..., :2]), 3)
+
+
+@pytest.mark.parametrize("weights", [None, {"a": WEIGHTS, "b": WEIGHTS[::-1].copy()}], ids=["", "weighted"])
+def test_many_outputs(weights):
+    def build():
+        inputs = keras.Input((6,))
+        hidden = layers.Dense(5, activation="tanh")(inputs)
+        model = keras.Model(inputs, {"a": layers.Dense(1, name="a")(hidden), "b": layers.Dense(3, name="b")(hidden)})
+        model.compile(
+            "sgd",
+            {"a": L.MeanSquaredError(reduction="mean_with_sample_weight"), "b": L.SparseCategoricalCrossentropy(from_logits=True)},
+            loss_weights={"a": 0.5, "b": 2.0},
+            metrics={"a": ["mae", keras.metrics.RootMeanSquaredError()], "b": "accuracy"},
+            weighted_metrics={"b": ["accuracy"]},
+        )
+        return model
+
+    assert_equal(build, fit(X, {"a": Y, "b": LABELS}, sample_weight=weights), 3)
+
+
+def test_loss_for_one_of_two_outputs():
+    def build():
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, [layers.Dense(1, name="a")(inputs), layers.Dense(1, name="b")(inputs)])
+        model.compile("sgd", ["mse", None])
+        return model
+
+    assert_equal(build, fit(X, [Y, Y]), 2)
+
+
+class AddsLoss(layers.Layer):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def call(self, x):
+        losses = {"mean": ops.mean(ops.square(x)), "constant": ops.convert_to_tensor(0.5)}
+        self.add_loss(losses[self.kind])
+        return x
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("kind", ["mean", "constant"])
+def test_add_loss(kind, replicas):
+    def build():
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(4), AddsLoss(kind), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    assert_equal(build, fit(X, Y), replicas)
+
+
+@pytest.mark.parametrize("regularizer", ["l1", "l2"])
+def test_activity_regularizer(regularizer):
+    assert_equal(mlp(SMALL, dense={"activity_regularizer": regularizer}), fit(X, Y), 3)
+
+
+@pytest.mark.parametrize("which", ["kernel_regularizer", "bias_regularizer"])
+def test_weight_regularizers(which):
+    assert_equal(mlp(dense={which: keras.regularizers.L1L2(0.1, 0.1)}), fit(X, Y, validation_data=(X[:10], Y[:10])), 3)
+
+
+def test_orthogonal_regularizer():
+    assert_equal(mlp(dense={"kernel_regularizer": keras.regularizers.OrthogonalRegularizer()}), fit(X, Y), 2)
+
+
+class Span(keras.metrics.Metric):
+    """An own metric with two results, one of them a number of rows."""
+
+    def __init__(self, name="span"):
+        super().__init__(name=name)
+        self.total = self.add_weight(shape=(), initializer="zeros", name="total")
+        self.rows = self.add_weight(shape=(), initializer="zeros", name="rows", dtype="int32")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.sum(ops.abs(y_true - y_pred)))
+        self.rows.assign_add(ops.shape(y_true)[0])
+
+    def result(self):
+        return {"span": self.total / ops.cast(self.rows, "float32"), "rows": self.rows}
+
+
+M = keras.metrics
+METRICS = {
+    "mae": (lambda: "mae", 1, None, Y),
+    "rmse": (lambda: M.RootMeanSquaredError(), 1, None, Y),
+    "r2": (lambda: M.R2Score(), 1, None, Y),
+    "own": (lambda: Span(), 1, None, Y),
+    "function": (lambda: row_loss, 1, None, Y),
+    "scalar function": (lambda: scalar_loss, 1, None, Y),
+    "accuracy": (lambda: "accuracy", 3, "softmax", LABELS),
+    "top 2": (lambda: M.SparseTopKCategoricalAccuracy(2), 3, "softmax", LABELS),
+    "iou": (lambda: M.OneHotMeanIoU(3), 3, "softmax", CLASSES),
+    "mean iou": (lambda: M.MeanIoU(3, sparse_y_pred=False), 3, "softmax", LABELS),
+    "f1": (lambda: M.F1Score(average="macro"), 3, "softmax", CLASSES),
+    "auc": (lambda: M.AUC(num_thresholds=20), 1, "sigmoid", (Y > 0).astype("float32")),
+    "precision": (lambda: M.Precision(), 1, "sigmoid", (Y > 0).astype("float32")),
+    "recall at precision": (lambda: M.RecallAtPrecision(0.4, num_thresholds=20), 1, "sigmoid", (Y > 0).astype("float32")),
+    "confusion": (lambda: M.FalseNegatives(), 1, "sigmoid", (Y > 0).astype("float32")),
+    "correlation": (lambda: M.PearsonCorrelation(), 3, "softmax", CLASSES) if hasattr(M, "PearsonCorrelation") else None,
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in METRICS if METRICS[kind]])
+def test_metrics(kind):
+    metric, outputs, activation, y = METRICS[kind]
+    loss = "sparse_categorical_crossentropy" if y is LABELS else "mse"
+
+    def build():
+        model = mlp(loss=loss, outputs=outputs, activation=activation)()
+        model.compile("sgd", loss, metrics=[metric()])
+        return model
+
+    def use(model):
+        return [
+            trained(model, X, y, validation_data=(X[:11], y[:11])),
+            model.evaluate(X, y, batch_size=5, verbose=0, return_dict=True),
+        ]
+
+    assert_equal(build, use, 3, tol=1e-4)
+
+
+@pytest.mark.parametrize("metric", ["mae", "accuracy", M.MeanSquaredError])
+def test_weighted_metrics_with_class_weight(metric):
+    def build():
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3, activation="softmax")])
+        model.compile(
+            "sgd",
+            "sparse_categorical_crossentropy" if metric == "accuracy" else "mse",
+            weighted_metrics=[metric if isinstance(metric, str) else metric()],
+        )
+        return model
+
+    y = LABELS if metric == "accuracy" else CLASSES
+    assert_equal(build, fit(X, y, class_weight={0: 1.0, 1: 3.0, 2: 0.5}), 3)
+
+
+def test_mean_of_a_layer():
+    class Watched(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.mean = M.Mean(name="mean_of_inputs")
+
+        def call(self, x):
+            self.mean.update_state(x)
+            return x
+
+    def build():
+        model = keras.Sequential([keras.Input((6,)), Watched(), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    assert_equal(build, fit(X, Y), 3)
+
+
+def test_logs_of_rows_counted_by_dataset():
+    data = tf.data.Dataset.from_tensor_slices((X, Y, WEIGHTS)).batch(7)
+    assert_equal(mlp(metrics=[Span], weighted_metrics=["mse"]), lambda model: trained(model, data, validation_data=data), 4)
