@@ -6,8 +6,8 @@ import tensorflow as tf
 from keras_mirror import internals
 from keras_mirror.rows import current_part
 
-# On CPUs a convolution over no rows ends the process (oneDNN) or fails; on GPUs cuDNN refuses it.
-CONVOLUTIONS = (
+# On CPUs a convolution over no rows, or a pooling behind one, ends the process (oneDNN) or fails; cuDNN refuses it.
+SPATIAL = (
     keras.layers.Conv1D,
     keras.layers.Conv2D,
     keras.layers.Conv3D,
@@ -18,6 +18,12 @@ CONVOLUTIONS = (
     keras.layers.DepthwiseConv2D,
     keras.layers.SeparableConv1D,
     keras.layers.SeparableConv2D,
+    keras.layers.MaxPooling1D,
+    keras.layers.MaxPooling2D,
+    keras.layers.MaxPooling3D,
+    keras.layers.AveragePooling1D,
+    keras.layers.AveragePooling2D,
+    keras.layers.AveragePooling3D,
 )
 
 
@@ -43,12 +49,12 @@ def with_a_row(tensor):
 
 
 def run_on_a_row(layer):
-    """Makes a convolution run on a row of zeros where it has no rows; its output has none either way.
+    """Makes a convolution or a pooling run on a row of zeros where it has no rows; its output has none either way.
 
     Args:
-        layer: A Keras layer, changed in place if it is a convolution.
+        layer: A Keras layer, changed in place if it is a convolution or a pooling.
     """
-    if not isinstance(layer, CONVOLUTIONS):
+    if not isinstance(layer, SPATIAL):
         return
     own = layer.call
 

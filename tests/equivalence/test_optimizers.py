@@ -14,7 +14,7 @@ OPTIMIZERS = [
     for name in (
         "SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion", "Lamb", "Muon",
     )
-    if hasattr(O, name) and not (name == "Muon" and keras.__version__.startswith("3.10"))  # fails there on one device
+    if hasattr(optimizers, name) and not (name == "Muon" and keras.__version__.startswith("3.10"))  # fails there on one device
 ]  # fmt: skip
 
 
