@@ -89,7 +89,12 @@ RUNS = [
     ("gradient accumulation", 2, mlp(lambda: SGD(0.05, gradient_accumulation_steps=2)), fit(X[:24], Y[:24], 4)),
     ("averages of the weights (EMA)", 2, mlp(lambda: SGD(0.05, use_ema=True, ema_overwrite_frequency=2)), fit(X[:24], Y[:24], 4)),
     ("loss scaling", 2, mlp(lambda: keras.optimizers.LossScaleOptimizer(SGD(0.05))), fit()),
-    ("sample weights, divided by their sum", 2, mlp(loss=losses.MeanSquaredError("mean_with_sample_weight")), fit(sample_weight=WEIGHTS)),
+    (
+        "sample weights, divided by their sum",
+        2,
+        mlp(loss=losses.MeanSquaredError("mean_with_sample_weight")),
+        fit(sample_weight=WEIGHTS),
+    ),
     ("class weights", 2, mlp(loss=CROSSENTROPY, units=3), fit(X, CLASSES, class_weight={0: 1.0, 1: 3.0, 2: 0.5})),
     ("sum instead of mean", 2, mlp(lambda: SGD(0.005), losses.MeanSquaredError("sum")), fit()),
     ("a regulariser", 2, mlp(regularizer="l2"), fit()),
@@ -151,7 +156,9 @@ def table():
     lines = ["| training | replicas | plain Keras | keras_mirror |", "|---|---|---|---|"]
     lines += [f"| {name} | {replicas} | {theirs} | {ours} |" for name, replicas, theirs, ours in rows]
     lines += [f"| **equal to one device** | | **{right[0]} of {len(rows)}** | **{right[1]} of {len(rows)}** |"]
-    return "\n".join([*lines, "", f"Keras {keras.__version__}, TensorFlow {tf.__version__}, CPU replicas; `make table` makes it again."])
+    return "\n".join(
+        [*lines, "", f"Keras {keras.__version__}, TensorFlow {tf.__version__}, CPU replicas; `make table` makes it again."]
+    )
 
 
 def main():

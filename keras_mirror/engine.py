@@ -155,7 +155,12 @@ class Engine:
             data_batch = dataset.global_spec if isinstance(dataset, ReplicaDataset) else dataset.element_spec
         batch = keras.tree.map_structure(_symbolic, data_batch)
         with self.strategy.scope():
-            internals.symbolic_build(self.model, batch)
+            try:
+                internals.symbolic_build(self.model, batch)
+            except RuntimeError:
+                # A model whose own step never calls it, as in adversarial pairs, need not be callable.
+                if self._step is None and self._has_default("train_step"):
+                    raise
         self.prepare()
 
     def build_from(self, batch):

@@ -176,7 +176,7 @@ class GlobalLoss(keras.losses.Loss):
         name = self.wrapped.name
         warn_once(
             ("scalar loss", name),
-            f"The loss {name!r} returns one number for a batch instead of one per row, so it cannot be told whether that is a mean; "
+            f"The loss {name!r} returns one number for a batch instead of one per row, so it cannot be told if that is a mean; "
             "it is weighed by each replica's share of the rows, which is right for a mean over rows. Return one loss per row "
             "(for example keras.ops.mean(..., axis=-1)) to be exact.",
         )

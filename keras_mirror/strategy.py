@@ -278,7 +278,7 @@ def _warn_of_wrong_factors(fn, part):
     if "global loss" not in part.marks:
         warn_once(
             ("local loss", name),
-            f"{name} makes its own loss, and the gradients of the {replicas} replicas are added up: a mean over a replica's rows makes "
+            f"{name} makes its own loss, and the gradients of the {replicas} replicas are added up: a mean over its rows makes "
             f"the update {replicas}.00 times too large, and a mean divided by the number of replicas is off for uneven batches. "
             "Use loss = keras_mirror.global_mean(loss_per_row), or model.compute_loss(...).",
             stacklevel=6,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from tests.equivalence.harness import X, XV, Y, YV, assert_equal, assert_same, mlp, run_both, trained
+from tests.equivalence.harness import XV, YV, X, Y, assert_equal, assert_same, mlp, run_both, trained
 
 C = keras.callbacks
 

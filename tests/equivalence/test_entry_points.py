@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import keras_mirror as km
-from tests.equivalence.harness import WEIGHTS, X, XV, Y, assert_equal, fit, mlp, trained
+from tests.equivalence.harness import WEIGHTS, XV, X, Y, assert_equal, fit, mlp, trained
 
 DATA = tf.data.Dataset.from_tensor_slices((X, Y)).batch(7)
 

@@ -52,7 +52,9 @@ OPTIONS = {
     "loss scale, clip, averages": lambda: optimizers.LossScaleOptimizer(
         optimizers.SGD(0.05, clipvalue=0.2, use_ema=True, ema_overwrite_frequency=3), initial_scale=32.0, dynamic_growth_steps=2
     ),
-    "loss scale, accumulation": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.05, gradient_accumulation_steps=2), initial_scale=32.0),
+    "loss scale, accumulation": lambda: optimizers.LossScaleOptimizer(
+        optimizers.SGD(0.05, gradient_accumulation_steps=2), initial_scale=32.0
+    ),
 }
 
 

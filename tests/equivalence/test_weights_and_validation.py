@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.equivalence.harness import LABELS, SERIES, TOKENS, WEIGHTS, X, XV, Y, YV, assert_equal, fit, mlp, trained
+from tests.equivalence.harness import LABELS, SERIES, TOKENS, WEIGHTS, XV, YV, X, Y, assert_equal, fit, mlp, trained
 
 EACH_TOKEN = (np.arange(29 * 5).reshape(29, 5) % 4 / 2.0).astype("float32")
 CLASS_WEIGHT = {0: 1.0, 1: 3.0, 2: 0.5}
