@@ -68,7 +68,7 @@ def report(quick=False):
 
 
 def plot(rows):
-    """Draws the table into `benchmarks/growth.png`; None without matplotlib."""
+    """Draws the table into `docs/growth.png`; None without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -86,6 +86,6 @@ def plot(rows):
             axis.set_xticks([r[by] for r in part], [str(r[by]) for r in part])
             axis.minorticks_off()
     axes[0][0].legend()
-    path = pathlib.Path(__file__).with_name("growth.png")
+    path = pathlib.Path(__file__).parent.parent / "docs" / "growth.png"
     figure.savefig(path, dpi=120)
     return path.relative_to(path.parent.parent)
