@@ -1,6 +1,7 @@
 """`TrainingLoop`: the loop in the user's hands, with the steps, data and callbacks of `fit`."""
 
 import keras
+import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.engine import engine_of
@@ -96,6 +97,7 @@ class TrainingLoop:
                 steps_per_epoch=steps_per_epoch,
                 initial_epoch=initial_epoch,
                 verbose=verbose,
+                shuffle=not isinstance(x, tf.data.Dataset),  # Keras warns that it cannot shuffle one
                 callbacks=[*self.callbacks, begun],
             )
         except BaseException:

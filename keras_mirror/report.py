@@ -36,7 +36,7 @@ class Report:
         for row in self.rows:
             table.add_row(*[rich.markup.escape(_text(row.get(column))) for column in self.columns])
         stream = io.StringIO()
-        console = rich.console.Console(file=stream, width=140, color_system=None, legacy_windows=False)
+        console = rich.console.Console(file=stream, width=140, color_system=None, legacy_windows=False, force_jupyter=False)
         if self.rows:
             console.print(table)
         lines = [line.rstrip() for line in stream.getvalue().splitlines()]

@@ -28,3 +28,11 @@ def test_html_is_a_table_without_scripts_and_escaped():
 
 def test_without_rows_only_title_and_notes():
     assert str(Report("Title", ["a"], [], ["Nothing yet."])) == "Title\nNothing yet."
+
+
+def test_text_stays_text_in_a_notebook(monkeypatch):
+    """There rich would show the table itself and leave the text without it."""
+    import rich.console
+
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    assert "a [bold]" in str(TABLE)
