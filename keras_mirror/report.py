@@ -1,6 +1,7 @@
 """Tables that people read: as aligned text in a terminal, as HTML in a notebook. No TensorFlow."""
 
 import html
+import importlib
 import io
 
 import rich.box
@@ -53,6 +54,21 @@ class Report:
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if self.rows else ""
         return f"<div><p><b>{html.escape(self.title)}</b></p>{table}{notes}</div>"
+
+
+def axes_or_new(ax=None):
+    """`ax`, or the axes of a new figure, for the `plot(ax=None)` of a report, which returns the axes.
+
+    Raises:
+        ImportError: If matplotlib, which nothing but plots needs, is not installed.
+    """
+    if ax is not None:
+        return ax
+    try:
+        pyplot = importlib.import_module("matplotlib.pyplot")
+    except ImportError:
+        raise ImportError("plot() draws with matplotlib, which is not installed: pip install 'keras_mirror[plots]'.") from None
+    return pyplot.subplots(figsize=(7, 3.5), layout="constrained")[1]
 
 
 def _text(value):

@@ -1,4 +1,8 @@
-from keras_mirror.report import Report
+import sys
+
+import pytest
+
+from keras_mirror.report import Report, axes_or_new
 
 TABLE = Report(
     "Title",
@@ -36,3 +40,17 @@ def test_text_stays_text_in_a_notebook(monkeypatch):
 
     monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
     assert "a [bold]" in str(TABLE)
+
+
+def test_plots_draw_on_given_axes_or_new_ones():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    axes = axes_or_new()
+    assert axes_or_new(axes) is axes
+
+
+def test_plots_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"pip install 'keras_mirror\[plots\]'"):
+        axes_or_new()
