@@ -24,17 +24,19 @@ class OutOfScopeError(RuntimeError):
 _said = set()
 
 
-def warn_once(key, message, stacklevel=3):
+def warn_once(key, message, stacklevel=3, code=None):
     """Warns with `message` unless `key` was warned about before in this process.
 
     Args:
         key: Hashable that names the cause; one cause is said once.
         message: What, where, and what to write instead, in one or two sentences.
         stacklevel: As in `warnings.warn`, counted from the caller.
+        code: Stable short code of the kind of fault, e.g. `"KM201"`, put before the message; its page is
+            `docs/codes/KM201.md`.
     """
     if key not in _said:
         _said.add(key)
-        warnings.warn(message, MirrorWarning, stacklevel=stacklevel)
+        warnings.warn(message if code is None else f"{code} {message}", MirrorWarning, stacklevel=stacklevel)
 
 
 def forget_warnings():
