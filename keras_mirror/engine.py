@@ -59,7 +59,7 @@ class Engine:
         self.rebuilt = []
         self.epoch_iterator = None
         self._step = step
-        self._batch_norm = batch_norm
+        self.batch_norm = batch_norm
         self._prepared = set()
 
     def install(self):
@@ -132,7 +132,7 @@ class Engine:
         for layer in internals.layers_of(model):
             if id(layer) not in self._prepared:
                 self._prepared.add(id(layer))
-                normalize_globally(layer, self._batch_norm)
+                normalize_globally(layer, self.batch_norm)
                 run_on_a_row(layer)
         for name, loss in list(vars(model).items()):
             if isinstance(loss, keras.losses.Loss) and not isinstance(loss, GlobalLoss) and name not in ("loss", "_compile_loss"):

@@ -9,8 +9,10 @@ import contextlib
 import threading
 
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from tensorflow.python.distribute import values
+from tensorflow.python.eager import context
 from tensorflow.python.framework import func_graph
 
 # --- TensorFlow -----------------------------------------------------------------------------
@@ -80,6 +82,23 @@ def container_of(variable):
     return variable
 
 
+def is_distributed(value):
+    """Whether `value` is a variable with a copy on each replica."""
+    return isinstance(value, values.DistributedVariable)
+
+
+def eager_seeds():
+    """The state of the generator that seeds TensorFlow's eager random operations."""
+    generator = getattr(context.context(), "_rng", None)
+    return None if generator is None else generator.getstate()
+
+
+def set_eager_seeds(state):
+    """Puts the state of `eager_seeds` back."""
+    if state is not None:
+        context.context()._rng.setstate(state)
+
+
 def current_graph():
     """The graph that is being traced, or None in eager execution."""
     if tf.executing_eagerly():
@@ -115,6 +134,17 @@ def kinds_of_datasets(dataset):
 
 
 # --- Keras ----------------------------------------------------------------------------------
+
+
+def global_seed_state():
+    """The state of the generator that random functions without a seed draw from, or None before the first."""
+    generator = global_state.get_global_attribute("global_seed_generator")
+    return None if generator is None else generator.state
+
+
+def forget_global_seed():
+    """Removes that generator, so that the next draw makes it anew."""
+    global_state.set_global_attribute("global_seed_generator", None)
 
 
 def layers_of(model):
@@ -211,6 +241,11 @@ def set_attribute(holder, name, value):
     object.__setattr__(holder, name, value)
 
 
+def unset_attribute(holder, name):
+    """Takes back `set_attribute`."""
+    object.__delattr__(holder, name)
+
+
 def set_training_strategy(model, strategy):
     """Makes Keras' trainer distribute data and run steps with `strategy`."""
     model._distribute_strategy = strategy
@@ -271,6 +306,11 @@ def variables_updated_by(optimizer):
 def own_trainable_variables(layer):
     """Trainable variables that a layer holds itself, without those of its sublayers."""
     return list(layer._trainable_variables)
+
+
+def own_non_trainable_variables(layer):
+    """Variables that a layer holds itself and that no gradient updates, without those of its sublayers."""
+    return list(layer._non_trainable_variables)
 
 
 def own_variables(layer):

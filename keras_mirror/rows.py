@@ -159,6 +159,8 @@ class Part:
         even: Whether every replica is known to hold the same number of rows.
         marks: Set of words about what the step did so far.
         losses: Loss tensors that stand for a share of the global loss.
+        alone: Whether the replica stands for one device: it has the whole batch, and the strategy says
+            that there is one replica.
     """
 
     strategy: tf.distribute.Strategy
@@ -168,6 +170,7 @@ class Part:
     even: bool
     marks: set = dataclasses.field(default_factory=set)
     losses: list = dataclasses.field(default_factory=list)
+    alone: bool = False
 
     def share(self, dtype="float32"):
         """This replica's share of the rows, so that shares add up to one; a scalar of `dtype`."""

@@ -273,3 +273,42 @@ def test_epoch_iterator_and_logs(data, build_fn):
     assert internals.is_built(model)
     assert set(internals.metrics_or_logs(model, {"own": 1.0})) == {"own"}
     assert set(internals.metrics_or_logs(model, {"loss": 1.0, "mae": 1.0})) == {"loss", "mae"}
+
+
+def test_random_states_can_be_put_back():
+    """Delete `eager_seeds` and `global_seed_state` once TensorFlow and Keras tell and take their random state publicly."""
+    tf.random.set_seed(3)
+    before = internals.eager_seeds()
+    tf.random.normal([2])
+    assert internals.eager_seeds() != before
+    internals.set_eager_seeds(before)
+    assert internals.eager_seeds() == before
+
+    internals.forget_global_seed()
+    assert internals.global_seed_state() is None
+    keras.random.normal((2,))
+    assert internals.global_seed_state() is not None
+
+
+def test_is_distributed(strategy):
+    """Delete once TensorFlow has a public class for variables with copies."""
+    with strategy.scope():
+        assert internals.is_distributed(tf.Variable(0.0))
+        summed = tf.Variable(0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM)
+        assert internals.is_distributed(summed)
+    assert not internals.is_distributed(tf.Variable(0.0))
+
+
+def test_attributes_come_off_again():
+    """Keras refuses to delete what it did not track; `unset_attribute` does not ask."""
+    layer = keras.layers.Dense(1)
+    internals.set_attribute(layer, "call", "shadow")
+    internals.unset_attribute(layer, "call")
+    assert "call" not in vars(layer)
+
+
+def test_own_non_trainable_variables():
+    """Delete once layers tell their own variables without those of sublayers publicly."""
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 3))
+    assert [v.name for v in internals.own_non_trainable_variables(layer)] == ["moving_mean", "moving_variance"]

@@ -1,0 +1,193 @@
+"""The gradients of one step, on one device and on replicas, without a trace of the step left behind."""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_mirror import internals
+from keras_mirror.distribution import regroup, split
+from keras_mirror.engine import optimizers_of
+from keras_mirror.rows import Part, rows_of, working_on
+from keras_mirror.snapshot import Snapshot, copies_of
+
+ONE_DEVICE, PARTS, COPIES = "one device", "parts", "copies"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What one step did, per replica (one device: a single entry in each list).
+
+    Attributes:
+        handed: Dict of a variable's name to the list of gradients that the optimizer was given.
+        raw: The same for the gradients as `tf.GradientTape.gradient` returned them.
+        state: Dict of a variable's name to its values after the step, for layers' own state.
+    """
+
+    handed: dict
+    raw: dict
+    state: dict
+
+
+class StepProbe:
+    """Runs a model's training step without training: gradients are recorded in place of being applied.
+
+    Every run starts from the same weights, state and random numbers, and puts them back.
+
+    Args:
+        model: A model made in the scope of `strategy`.
+        strategy: A `keras_mirror.MirroredStrategy`.
+        step: `step(model, data)`, or None for the model's own training step.
+        variables: Variables to put back after each run, besides those that the step uses.
+    """
+
+    def __init__(self, model, strategy, step, variables):
+        self.model = model
+        self.strategy = strategy
+        step = step.python_function if internals.is_tf_function(step) else step
+        self._step = (lambda data: step(model, data)) if step is not None else model.train_step
+        self._snapshot = Snapshot(variables)
+        self._functions = {}
+
+    def run(self, batch, how):
+        """One step on a global batch.
+
+        Args:
+            batch: Structure of tensors.
+            how: `ONE_DEVICE`; `PARTS` for a step of all replicas, each on its part; or `COPIES` for a
+                step of all replicas, each on the whole batch.
+
+        Returns:
+            A `StepResult`.
+        """
+        replicas = self.strategy.num_replicas_in_sync
+        parts = split(batch, replicas) if how == PARTS else (batch,) * replicas
+        arguments = regroup(self.strategy, parts)
+        function = self._function(how)
+        with self.restored():
+            concrete = function.get_concrete_function(arguments)
+            self._snapshot.add(internals.captured_variables(concrete.graph))
+            recorded = function(arguments)
+            local = self.strategy.experimental_local_results
+            handed, raw = ({name: [_numpy(g) for g in local(value)] for name, value in each.items()} for each in recorded)
+            state = {name: [copy.numpy() for copy in copies_of(v)] for name, v in own_state(self.model).items()}
+        if how == ONE_DEVICE:
+            handed, raw, state = ({name: each[:1] for name, each in values.items()} for values in (handed, raw, state))
+        return StepResult(handed, raw, state)
+
+    @contextlib.contextmanager
+    def restored(self):
+        """Puts back afterwards what a body changes."""
+        try:
+            yield
+        finally:
+            self._snapshot.restore()
+
+    def changed(self):
+        """Forgets the traces, after something about the model was changed."""
+        self._functions = {}
+
+    def _function(self, how):
+        if how not in self._functions:
+
+            def on_replica(data):
+                with recording() as tape:
+                    if how == ONE_DEVICE:
+                        rows = next(rows_of(leaf) for leaf in tf.nest.flatten(data) if leaf is not None)
+                        with working_on(Part(self.strategy, 0, rows, rows, True, alone=True)):
+                            self._step(data)
+                    else:
+                        self._step(data)
+                return tape.handed or tape.raw, tape.raw
+
+            def run(arguments):
+                with self._taps(), self.strategy.counting(None):
+                    run = tf.distribute.Strategy.run if how == ONE_DEVICE else type(self.strategy).run
+                    return run(self.strategy, tf.autograph.experimental.do_not_convert(on_replica), (arguments,))
+
+            self._functions[how] = tf.function(run, autograph=False)
+        return self._functions[how]
+
+    @contextlib.contextmanager
+    def _taps(self):
+        """While entered, `optimizer.apply` and `tf.GradientTape.gradient` record on a replica's tape."""
+        shadows = []
+        for optimizer in optimizers_of(self.model).values():
+            shadows.append((optimizer, vars(optimizer).get("apply")))
+            internals.set_attribute(optimizer, "apply", functools.partial(_record_handed, optimizer))
+        own_gradient = tf.GradientTape.gradient
+
+        def gradient(tape, target, sources, *args, **kwargs):
+            gradients = own_gradient(tape, target, sources, *args, **kwargs)
+            _record_raw(sources, gradients)
+            return gradients
+
+        tf.GradientTape.gradient = gradient
+        try:
+            yield
+        finally:
+            tf.GradientTape.gradient = own_gradient
+            for optimizer, apply in shadows:
+                internals.set_attribute(optimizer, "apply", apply) if apply else internals.unset_attribute(optimizer, "apply")
+
+
+@dataclasses.dataclass
+class _Tape:
+    handed: dict = dataclasses.field(default_factory=dict)
+    raw: dict = dataclasses.field(default_factory=dict)
+
+
+_tape = contextvars.ContextVar("keras_mirror_tape", default=None)
+
+
+@contextlib.contextmanager
+def recording():
+    """Makes a new tape the one that this thread's gradients are recorded on."""
+    token = _tape.set(_Tape())
+    try:
+        yield _tape.get()
+    finally:
+        _tape.reset(token)
+
+
+def _record_handed(optimizer, grads, trainable_variables=None):
+    variables = internals.variables_updated_by(optimizer) if trainable_variables is None else trainable_variables
+    _record(_tape.get().handed, variables, grads)
+
+
+def _record_raw(sources, gradients):
+    if _tape.get() is not None:
+        _record(_tape.get().raw, tf.nest.flatten(sources), tf.nest.flatten(gradients))
+
+
+def _record(tape, variables, gradients):
+    for variable, gradient in zip(variables, gradients):
+        if gradient is not None and isinstance(variable, (keras.Variable, tf.Variable)):
+            tape[_free(tape, getattr(variable, "path", None) or variable.name.split(":")[0])] = tf.convert_to_tensor(gradient)
+
+
+def _free(names, name):
+    """`name`, or with a number behind it if it is taken."""
+    taken, number = name, 1
+    while name in names:
+        number += 1
+        name = f"{taken} ({number})"
+    return name
+
+
+def own_state(model):
+    """Layers' own variables that no gradient updates, without the states of seed generators, by path."""
+    return {
+        variable.path: variable
+        for layer in internals.layers_of(model)
+        for variable in internals.own_non_trainable_variables(layer)
+        if "seed_generator" not in variable.path
+    }
+
+
+def _numpy(gradient):
+    return np.asarray(gradient.numpy(), "float64")

@@ -1,0 +1,50 @@
+"""Everything that a step can change: remembered, and put back."""
+
+import random
+
+import numpy as np
+
+from keras_mirror import internals
+
+
+def copies_of(variable):
+    """The variable's copies, one per local replica; the variable itself if there is one of it."""
+    value = getattr(variable, "value", variable)
+    value = internals.container_of(value if hasattr(value, "handle") or internals.is_distributed(value) else variable)
+    return list(value.values) if internals.is_distributed(value) else [value]
+
+
+class Snapshot:
+    """The values of variables, copy by copy, and of the random generators of Python, NumPy, Keras and TensorFlow.
+
+    Args:
+        variables: `keras.Variable`s and `tf.Variable`s, distributed or not; more can be added later
+            with `add`, before they change.
+    """
+
+    def __init__(self, variables=()):
+        self._values = {}
+        self._random = random.getstate()
+        self._numpy = np.random.get_state()
+        self._eager = internals.eager_seeds()
+        self._global_seed = internals.global_seed_state()
+        self.add(variables)
+        if self._global_seed is not None:
+            self.add([self._global_seed])
+
+    def add(self, variables):
+        """Remembers the values of more variables; those known already keep their first value."""
+        for variable in variables:
+            for copy in copies_of(variable):
+                if id(copy) not in self._values:
+                    self._values[id(copy)] = (copy, copy.numpy())
+
+    def restore(self):
+        """Puts every value back."""
+        for copy, value in self._values.values():
+            copy.assign(value)
+        random.setstate(self._random)
+        np.random.set_state(self._numpy)
+        internals.set_eager_seeds(self._eager)
+        if self._global_seed is None:
+            internals.forget_global_seed()
