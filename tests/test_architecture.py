@@ -43,7 +43,10 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "callbacks.scope_auditor",
     "callbacks",
     "__init__",
+    "proving",
     "demo",
+    "cli",
+    "__main__",
 ]
 
 
