@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_mirror import errors, internals
-from keras_mirror.data_findings import counted, delivery_findings
+from keras_mirror.data_findings import counted, delivery_findings, in_epochs
 from keras_mirror.deliveries import Facts, gather, probe_py_dataset
 from keras_mirror.feeds import Distributed, Split, is_endless_py_dataset, is_plain, kind_of
 from keras_mirror.pipeline_findings import pipeline_findings
@@ -139,8 +139,8 @@ def audit_data(dataset, strategy, epochs=1, *, batch_size=None, steps=None, sour
     Data audit: every one of 29 rows reaches exactly one replica in each of 2 epochs
     epoch   steps   rows   replica 0   replica 1   replica 2   not delivered   repeated
     ───────────────────────────────────────────────────────────────────────────────────
-        1       4     29          11          10           8               0          0
-        2       4     29          11          10           8               0          0
+        1       4     29          11          11           7               0          0
+        2       4     29          11          11           7               0          0
     """
     kind, target = kind_of(dataset), _target(strategy)
     _check(dataset, kind, target, epochs, steps, source, ignore)
@@ -181,7 +181,9 @@ def _check(data, kind, target, epochs, steps, source, ignore):
     if wrong:
         raise ValueError(f"audit_data: ignore takes a list of codes such as ['KM309'], and got {wrong[0]!r}.")
     if steps is None and (is_endless_py_dataset(data) or (kind == "dataset" and is_endless(data))):
-        raise ValueError("audit_data: the data has no end; say how many batches make an epoch: audit_data(data, strategy, steps=10).")
+        raise ValueError(
+            "audit_data: the data has no end; say how many batches make an epoch: audit_data(data, strategy, steps=10)."
+        )
     if kind == "distributed dataset" and source is None:
         raise ValueError("audit_data: what a distributed dataset should deliver is unknown; pass it, as in source=dataset.")
     if kind in ("distributed dataset", "dataset function") and isinstance(target, Split):
@@ -213,20 +215,37 @@ def _deliveries(facts):
 def _verdict(facts):
     if facts.unsplittable:
         return f"the data cannot be split over {facts.replicas} replicas"
-    epochs, rows = facts.epochs, len(facts.source)
-    when = "in one epoch" if len(epochs) == 1 else f"in each of {len(epochs)} epochs"
-    unknown = sum(epoch.unknown for epoch in epochs)
-    suffix = f"; {counted(unknown)} delivered are not in the source" if unknown else ""
+    if any(reading.empty_batch is not None for reading in facts.readings):
+        return "the data holds a batch without rows"
+    unknown = max(epoch.unknown for epoch in facts.epochs)
+    suffix = f"; {counted(unknown)} of an epoch are not in the source" if unknown else ""
+    suffix += f"; {counted(facts.beyond)} more are never read" if facts.beyond else ""
     if facts.steps is not None:
-        when = f"{when} of {counted(facts.steps, 'step')}"
-        bad = max(len(epoch.lost) + len(epoch.extra) + epoch.short for epoch in epochs)
-        if bad:
-            return f"{counted(bad)} lost or repeated {when}{suffix}"
-        return f"the replicas get the rows of one device {when}{suffix}"
-    missing, repeated = (max(len(getattr(epoch, name)) for epoch in epochs) for name in ("missing", "repeated"))
-    if not missing and not repeated:
-        return f"every one of {rows} rows reaches exactly one replica {when}{suffix}"
-    words = [f"{missing} reach no replica"] * (missing > 0) + [f"{repeated} arrive more than once"] * (repeated > 0)
-    worst = "" if len({(len(epoch.missing), len(epoch.repeated)) for epoch in epochs}) == 1 else "up to "
-    when = f"in one of {len(epochs)} epochs" if worst else when
-    return f"of {counted(rows)} " + " and ".join(worst + word for word in words) + f" {when}{suffix}"
+        return _verdict_of_steps(facts) + suffix
+    words = [_told(facts, "missing", "reach", "no replica"), _told(facts, "repeated", "arrive", "more than once")]
+    if not any(words):
+        words = [f"every one of {len(facts.source)} rows reaches exactly one replica {_when(facts)}"]
+    return " and ".join(word for word in words if word) + suffix
+
+
+def _verdict_of_steps(facts):
+    when = f"{_when(facts)} of {counted(facts.steps, 'step')}"
+    bad = max(len(epoch.lost) + len(epoch.extra) + epoch.short for epoch in facts.epochs)
+    return f"{counted(bad)} lost or repeated {when}" if bad else f"the replicas get the rows of one device {when}"
+
+
+def _when(facts):
+    return "in one epoch" if len(facts.epochs) == 1 else f"in each of {len(facts.epochs)} epochs"
+
+
+def _told(facts, name, verb, what):
+    having = [epoch for epoch in facts.epochs if len(getattr(epoch, name))]
+    if not having:
+        return ""
+    most = max(len(getattr(epoch, name)) for epoch in having)
+    when = _when(facts) if len(having) == len(facts.epochs) else in_epochs(facts, [epoch.epoch for epoch in having])
+    return f"{most} of {counted(len(facts.source))} {verb}{_s(verb) * (most == 1)} {what} {when}"
+
+
+def _s(verb):
+    return "es" if verb.endswith("ch") else "s"

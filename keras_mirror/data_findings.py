@@ -5,8 +5,10 @@ import dataclasses
 import numpy as np
 
 from keras_mirror.deliveries import Facts
+from keras_mirror.distribution import NO_ROWS
 
 FEW = 6
+WITHOUT_EMPTY = "Leave empty batches out, for example with dataset.filter"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,11 @@ def _union(facts, name):
 def delivery_findings(facts: Facts):
     """Yields the `DataFinding`s of what was delivered."""
     if facts.unsplittable:
-        yield DataFinding("KM314", "error", facts.unsplittable.rstrip("."), "Batch the dataset: dataset.batch(n)")
+        what = facts.unsplittable.split(";")[0]
+        if facts.unsplittable == NO_ROWS:
+            yield DataFinding("KM315", "error", what[0].upper() + what[1:], WITHOUT_EMPTY)
+        else:
+            yield DataFinding("KM314", "error", what[0].upper() + what[1:], "Add .batch(n) to the dataset")
         return
     for check in (_empty_batches, _used_up, _lost, _extra, _unknown, _empty_parts, _py_dataset, _generator):
         yield from check(facts)
@@ -86,7 +92,7 @@ def _empty_batches(facts):
                 "KM315",
                 "error",
                 f"Batch {reading.empty_batch} of epoch {epoch} has no rows, so it has no mean to train on",
-                "Leave empty batches out, for example with dataset.filter",
+                WITHOUT_EMPTY,
             )
             return
 
@@ -134,7 +140,7 @@ def _lost(facts):
         yield DataFinding(
             "KM301",
             "error",
-            f"{counted(most)} of {len(facts.source)} reach no replica {in_epochs(facts, epochs)} ({listed(rows)})",
+            f"{most} of {counted(len(facts.source))} reach{'es' * (most == 1)} no replica {in_epochs(facts, epochs)} ({listed(rows)})",
             "Distribute the whole dataset with strategy.experimental_distribute_dataset, which hands every row to one replica",
             tuple(rows.tolist()),
         )
@@ -227,7 +233,7 @@ def _empty_parts(facts):
         yield DataFinding(
             "KM316",
             "note",
-            f"{counted(most, 'part')} of a batch {in_epochs(facts, [epoch.epoch for epoch in having])} "
+            f"{'1 part of a batch' if most == 1 else f'{most} parts of batches'} {in_epochs(facts, [epoch.epoch for epoch in having])} "
             f"{'is' if most == 1 else 'are'} empty: the batch has fewer rows than there are replicas, and some only wait",
             "Results stay those of one device; a larger batch uses all replicas",
         )
@@ -254,5 +260,8 @@ def _py_dataset(facts):
 def _generator(facts):
     if facts.kind == "generator":
         yield DataFinding(
-            "KM321", "note", "The audit has used the generator up", "Make a new one for training, or audit the function that makes it"
+            "KM321",
+            "note",
+            "The audit has used the generator up",
+            "Make a new one for training, or audit the function that makes it",
         )
