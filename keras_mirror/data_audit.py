@@ -18,7 +18,7 @@ from keras_mirror.pipelines import is_endless
 from keras_mirror.report import Report, axes_or_new
 
 SEVERITIES = ("error", "warning", "note")
-BARS = 200  # more rows than this are drawn in groups
+BARS = 60  # more rows than this are drawn in groups
 
 
 class DataAudit(Report):
@@ -186,6 +186,10 @@ def _check(data, kind, target, epochs, steps, source, ignore):
         )
     if kind == "distributed dataset" and source is None:
         raise ValueError("audit_data: what a distributed dataset should deliver is unknown; pass it, as in source=dataset.")
+    if source is not None and kind_of(source) == "distributed dataset":
+        raise ValueError("audit_data: source is read on one device; pass the dataset as it was before it was distributed.")
+    if isinstance(source, tf.data.Dataset) and is_endless(source):
+        raise ValueError("audit_data: source has no end; pass it without repeat().")
     if kind in ("distributed dataset", "dataset function") and isinstance(target, Split):
         raise ValueError("audit_data: a distributed dataset belongs to a strategy; pass it instead of a number of replicas.")
 

@@ -140,7 +140,8 @@ def _lost(facts):
         yield DataFinding(
             "KM301",
             "error",
-            f"{most} of {counted(len(facts.source))} reach{'es' * (most == 1)} no replica {in_epochs(facts, epochs)} ({listed(rows)})",
+            f"{most} of {counted(len(facts.source))} reach{'es' * (most == 1)} no replica {in_epochs(facts, epochs)} "
+            f"({listed(rows)})",
             "Distribute the whole dataset with strategy.experimental_distribute_dataset, which hands every row to one replica",
             tuple(rows.tolist()),
         )
@@ -229,11 +230,11 @@ def _unknown(facts):
 def _empty_parts(facts):
     having = [epoch for epoch in facts.epochs if epoch.empty_parts]
     if having and not any(reading.empty_batch is not None for reading in facts.readings):
-        most = max(epoch.empty_parts for epoch in having)
+        most, epochs = max(epoch.empty_parts for epoch in having), [epoch.epoch for epoch in having]
         yield DataFinding(
             "KM316",
             "note",
-            f"{'1 part of a batch' if most == 1 else f'{most} parts of batches'} {in_epochs(facts, [epoch.epoch for epoch in having])} "
+            f"{'1 part of a batch' if most == 1 else f'{most} parts of batches'} {in_epochs(facts, epochs)} "
             f"{'is' if most == 1 else 'are'} empty: the batch has fewer rows than there are replicas, and some only wait",
             "Results stay those of one device; a larger batch uses all replicas",
         )

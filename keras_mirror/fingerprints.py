@@ -27,7 +27,7 @@ def row_hashes(batch):
     leaves = [_row_bytes(leaf) for leaf in tf.nest.flatten(batch) if not _is_absent(leaf)]
     if len({len(leaf) for leaf in leaves}) > 1:
         raise ValueError(
-            f"audit_data: the components of a batch differ in their number of rows ({', '.join(str(len(leaf)) for leaf in leaves)}); "
+            f"audit_data: the components of a batch differ in their number of rows ({', '.join(f'{len(x)}' for x in leaves)}); "
             "every component needs the rows in its first dimension."
         )
     hashes = [_hash(row) for row in zip(*leaves)]

@@ -271,6 +271,7 @@ def endless():
         (lambda: Dataset.range(4).batch(2), 0, {}, ValueError, "at least 1"),
         (lambda: Dataset.range(4).batch(2), 2, {"epochs": 0}, ValueError, "epochs must be a positive int"),
         (lambda: Dataset.range(4).batch(2), 2, {"ignore": "KM305"}, ValueError, "list of codes"),
+        (lambda: Dataset.range(4).batch(2), 2, {"source": Dataset.range(4).batch(2).repeat()}, ValueError, "source has no end"),
         (lambda: Dataset.range(0).batch(2), 2, {}, ValueError, "data is empty"),
         (lambda: "rows", 2, {}, TypeError, "expected a tf.data.Dataset"),
         (lambda: lambda context: None, 2, {}, ValueError, "belongs to a strategy"),
