@@ -78,7 +78,7 @@ class DataAudit(Report):
         """
         ax = axes_or_new(ax)
         bars = min(self.source_rows, BARS)
-        edges = np.linspace(0, self.source_rows, max(bars, 1) + 1)
+        edges = np.round(np.linspace(0, self.source_rows, max(bars, 1) + 1))  # whole rows in each bar
         known, floor = self.deliveries[self.deliveries["row"] >= 0], np.zeros(max(bars, 1))
         for replica in range(self.replicas):
             counts, _ = np.histogram(known["row"][known["replica"] == replica], edges)
