@@ -10,6 +10,7 @@ errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend()
 from keras_mirror.auditing import audit  # noqa: E402
 from keras_mirror.callbacks import ReplicaBatchLogger, ScopeAuditor  # noqa: E402
 from keras_mirror.checking import check  # noqa: E402
+from keras_mirror.data_audit import audit_data  # noqa: E402
 from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
@@ -28,6 +29,7 @@ __all__ = [
     "ScopeAuditor",
     "TrainingLoop",
     "audit",
+    "audit_data",
     "check",
     "devices",
     "global_mean",

@@ -1,5 +1,6 @@
 """The one warning category and the exceptions of this package, and the check of what it runs on."""
 
+import contextlib
 import warnings
 
 KERAS_RANGE = "3.10"
@@ -42,6 +43,16 @@ def warn_once(key, message, stacklevel=3, code=None):
 def forget_warnings():
     """Makes `warn_once` say everything again; for notebooks and tests."""
     _said.clear()
+
+
+@contextlib.contextmanager
+def unsaid():
+    """Forgets the warnings that are said while it is entered, so that they are said again afterwards."""
+    before = set(_said)
+    try:
+        yield
+    finally:
+        _said.intersection_update(before)
 
 
 def _release(version):

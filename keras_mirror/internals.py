@@ -133,6 +133,23 @@ def kinds_of_datasets(dataset):
     return kinds
 
 
+def kind_of_dataset(dataset):
+    """What the last stage of a `tf.data.Dataset` is, e.g. `"Batch"`, `"Shard"` or `"TensorSlice"`."""
+    return type(dataset).__name__.strip("_").removesuffix("Dataset")
+
+
+def inputs_of_dataset(dataset):
+    """The datasets that the last stage of a `tf.data.Dataset` takes."""
+    return list(dataset._inputs())
+
+
+def setting_of_dataset(dataset, name):
+    """What the last stage of a dataset was made with, e.g. `"buffer_size"`, or None if it has no such setting."""
+    value = getattr(dataset, f"_{name}", None)
+    value = tf.get_static_value(value) if isinstance(value, tf.Tensor) else value
+    return value.item() if hasattr(value, "item") else value
+
+
 # --- Keras ----------------------------------------------------------------------------------
 
 

@@ -71,3 +71,10 @@ else:
     raise SystemExit("imported")
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_what_was_said_can_be_unsaid():
+    with errors.unsaid(), pytest.warns(errors.MirrorWarning):
+        errors.warn_once("key", "first")
+    with pytest.warns(errors.MirrorWarning):
+        errors.warn_once("key", "again")

@@ -262,6 +262,25 @@ def test_kinds_of_datasets():
     assert "Shard" not in internals.kinds_of_datasets(tf.data.Dataset.range(4).batch(2))
 
 
+def test_kind_inputs_and_settings_of_a_dataset():
+    """Delete once `tf.data` says publicly what a stage of a pipeline is and was made with."""
+    source = tf.data.Dataset.range(9)
+    shuffle = source.shuffle(5, seed=3, reshuffle_each_iteration=False)
+    shard = shuffle.shard(4, 1)
+    repeat = shard.repeat(2)
+    batch = repeat.batch(2, drop_remainder=True, num_parallel_calls=2, deterministic=False)
+    kinds = [internals.kind_of_dataset(stage) for stage in (source, shuffle, shard, repeat, batch)]
+    assert kinds == ["Range", "Shuffle", "Shard", "Repeat", "ParallelBatch"]
+    assert internals.inputs_of_dataset(batch) == [repeat] and internals.inputs_of_dataset(source) == []
+    settings = {"buffer_size": 5, "seed2": 3, "reshuffle_each_iteration": False}
+    assert {name: internals.setting_of_dataset(shuffle, name) for name in settings} == settings
+    assert [internals.setting_of_dataset(shard, name) for name in ("num_shards", "index")] == [4, 1]
+    assert internals.setting_of_dataset(repeat, "count") == 2
+    assert [internals.setting_of_dataset(batch, name) for name in ("batch_size", "drop_remainder")] == [2, True]
+    assert internals.setting_of_dataset(batch, "deterministic") == "false"
+    assert internals.setting_of_dataset(source, "seed") is None
+
+
 def test_epoch_iterator_and_logs(data, build_fn):
     """Delete once `fit`'s iterator over data is public."""
     model = km.mirrored_model(build_fn, devices=2)
