@@ -52,8 +52,7 @@ def test_columns_far_from_zero():
     np.testing.assert_allclose(runs.many.layers[-1].moving_variance.numpy(), x.astype("float64").var(0), rtol=1e-3)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_images_and_a_nested_model(replicas):
+def test_images_and_a_nested_model():
     def build():
         inner = keras.Sequential([keras.Input((6, 6, 1)), layers.Conv2D(3, 3), layers.BatchNormalization(), layers.ReLU()])
         inputs = keras.Input((6, 6, 1))
@@ -61,7 +60,7 @@ def test_images_and_a_nested_model(replicas):
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model
 
-    assert_equal(build, fit_and_predict(IMAGES, LABELS), replicas, tol=1e-4)
+    assert_equal(build, fit_and_predict(IMAGES, LABELS), 3, tol=1e-4)
 
 
 def test_channels_first_axis():
@@ -73,7 +72,7 @@ def test_channels_first_axis():
     assert_equal(build, fit_and_predict(np.resize(X, (29, 5, 4)), Y), 3, tol=1e-4)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 3])
 def test_masked_tokens(replicas):
     def build():
         hidden = layers.Embedding(9, 4, mask_zero=True)(inputs := keras.Input((5,)))
@@ -101,21 +100,19 @@ def test_built_with_the_first_batch():
     assert_equal(build, fit_and_predict(X, Y), 3, tol=1e-4)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("eager", [False, True])
-def test_accumulation_and_averages(replicas, eager):
+def test_accumulation_and_averages(eager):
     def build():
         model = normalized()()
         optimizer = keras.optimizers.SGD(0.05, gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=2)
         model.compile(optimizer, "mse", run_eagerly=eager)
         return model
 
-    assert_equal(build, fit_and_predict(X, Y), replicas, tol=1e-4)
+    assert_equal(build, fit_and_predict(X, Y), 3, tol=1e-4)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_local_statistics_agree_and_are_finite(replicas):
-    model = km.mirrored_model(normalized(momentum=0.5), devices=[f"CPU:{i}" for i in range(replicas)], batch_norm="local")
+def test_local_statistics_agree_and_are_finite():
+    model = km.mirrored_model(normalized(momentum=0.5), devices=[f"CPU:{i}" for i in range(3)], batch_norm="local")
     model.fit(X, Y, batch_size=7, epochs=3, verbose=0, shuffle=False)
     for variable in model.variables:
         copies = [copy.numpy() for copy in copies_of(model, variable)]
@@ -178,7 +175,7 @@ def test_every_replica_and_step_draws_anew(kind):
     assert len(np.unique(parts.reshape(6, -1), axis=0)) == 6
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 3])
 def test_one_seed_gives_the_same_masks_again(replicas):
     first = masks_of(RANDOM["dropout"], replicas)
     np.testing.assert_array_equal(np.sort(first, 0), np.sort(masks_of(RANDOM["dropout"], replicas), 0))
@@ -199,13 +196,12 @@ def test_training_on_one_replica_with_random_layers():
     assert_equal(dropped, fit(X, Y), 1)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_copies_stay_equal_and_runs_repeat(replicas):
+def test_copies_stay_equal_and_runs_repeat():
     weights = []
     for _ in range(2):
         keras.backend.clear_session()
         keras.utils.set_random_seed(5)
-        model = km.mirrored_model(dropped, devices=[f"CPU:{i}" for i in range(replicas)])
+        model = km.mirrored_model(dropped, devices=[f"CPU:{i}" for i in range(3)])
         model.fit(X, Y, batch_size=7, epochs=2, verbose=0)
         for variable in model.variables:
             copies = [copy.numpy() for copy in copies_of(model, variable)]

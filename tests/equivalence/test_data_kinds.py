@@ -51,8 +51,7 @@ def test_list_of_inputs():
     assert_equal(build, fit([X[:, :2], X[:, 2:]], Y), 2)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_nested_outputs(replicas):
+def test_nested_outputs():
     def build():
         inputs = keras.Input((6,))
         model = keras.Model(
@@ -63,7 +62,7 @@ def test_nested_outputs(replicas):
         model.compile("sgd", {"a": "mse", "b": [classes, "mae"]})
         return model
 
-    assert_equal(build, fit(X, {"a": Y, "b": [LABELS, Y]}), replicas)
+    assert_equal(build, fit(X, {"a": Y, "b": [LABELS, Y]}), 3)
 
 
 def batches(size=7, rows=29, **kwargs):
@@ -97,9 +96,8 @@ def rows_of(x, y, *weights, size=7):
         yield tuple(array[start : start + size] for array in (x, y, *weights))
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_generator(replicas):
-    assert_equal(mlp(metrics=["mae"]), lambda model: trained(model, rows_of(X, Y), epochs=1), replicas, steps=5)
+def test_generator():
+    assert_equal(mlp(metrics=["mae"]), lambda model: trained(model, rows_of(X, Y), epochs=1), 3, steps=5)
 
 
 def test_generator_of_weighted_rows():
@@ -124,7 +122,7 @@ def aligned(array):
 
 
 @pytest.mark.parametrize("size", [4, 16])
-@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [1, 3])
 def test_users_arrays_are_not_written(size, replicas):
     x, y = (aligned(np.tile(a, (3, 1))[:64, :1].repeat(8, 1).copy()) for a in (X, Y))
     before = x.copy(), y.copy()
@@ -205,7 +203,7 @@ def test_ragged_rows():
     assert_equal(build, lambda model: trained(model, data.map(lambda x, y: (x.to_tensor(shape=[None, 5]), y))), 3)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [1, 3])
 def test_sparse_rows(replicas):
     dense = X * (X > 0.5)
     data = tf.data.Dataset.from_tensor_slices((dense, Y)).batch(7).map(lambda x, y: (tf.sparse.from_dense(x), y))
@@ -219,8 +217,7 @@ def test_sparse_rows(replicas):
     assert_equal(build, lambda model: trained(model, data), replicas)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_inputs_alone(replicas):
+def test_inputs_alone():
     class Reconstruction(layers.Layer):
         def call(self, inputs):
             x, decoded = inputs
@@ -234,6 +231,6 @@ def test_inputs_alone(replicas):
         model.compile("sgd")
         return model
 
-    assert_equal(build, fit(X), replicas)
+    assert_equal(build, fit(X), 3)
     data = tf.data.Dataset.from_tensor_slices(X).batch(7)
-    assert_equal(build, lambda model: trained(model, data), replicas)
+    assert_equal(build, lambda model: trained(model, data), 3)

@@ -12,7 +12,7 @@ from tests.equivalence.harness import WEIGHTS, XV, X, Y, assert_equal, fit, mlp,
 DATA = tf.data.Dataset.from_tensor_slices((X, Y)).batch(7)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("return_dict", [True, False])
 def test_evaluate(return_dict, replicas):
     def use(model):
@@ -34,7 +34,7 @@ def two_outputs():
     return model
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+@pytest.mark.parametrize("replicas", [1, 3])
 def test_predict(replicas):
     def use(model):
         results = [model.predict(X, batch_size=size, verbose=0) for size in (1, 3, 7, 29, 64)]
@@ -50,12 +50,11 @@ def test_predict_with_options(options):
     assert_equal(mlp(**options), lambda model: [model.predict(X, batch_size=5, verbose=0), model.predict(DATA, verbose=0)], 3)
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_predict_keeps_the_order_of_rows_and_names_of_outputs(replicas):
+def test_predict_keeps_the_order_of_rows_and_names_of_outputs():
     def use(model):
         return [model.predict(X, batch_size=size, verbose=0) for size in (4, 7)]
 
-    assert_equal(two_outputs, use, replicas)
+    assert_equal(two_outputs, use, 3)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
@@ -77,7 +76,7 @@ class CountsRows(keras.metrics.Metric):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [1, 3])
 def test_one_batch(replicas, eager):
     def use(model):
         first = model.train_on_batch(X[:8], Y[:8], return_dict=True)

@@ -125,7 +125,7 @@ class TracksLoss(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 3}, {"run_eagerly": True}], ids=["", "many steps", "eager"])
 def test_own_steps(options, replicas):
     def use(model):
@@ -179,13 +179,12 @@ class MixesLoss(Subclassed):
         return super().compute_loss(x, y, y_pred, sample_weight, training) + ops.mean(ops.abs(y - y_pred))
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("model", [ComputeMetrics, AddsToLoss, HandMade, HalvesLoss, MixesLoss])
-def test_overridden_parts(model, replicas):
+def test_overridden_parts(model):
     def use(one):
         return [trained(one, X, Y), one.evaluate(X, Y, batch_size=5, verbose=0, return_dict=True)]
 
-    assert_equal(lambda: compiled(model(), metrics=["mae"]), use, replicas)
+    assert_equal(lambda: compiled(model(), metrics=["mae"]), use, 3)
 
 
 class Gan(keras.Model):
@@ -220,7 +219,7 @@ class Gan(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 3])
 def test_two_optimizers(replicas):
     def build():
         model = Gan()
