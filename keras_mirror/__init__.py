@@ -8,8 +8,9 @@ from keras_mirror import errors
 errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend())
 
 from keras_mirror.auditing import audit  # noqa: E402
-from keras_mirror.callbacks import ReplicaBatchLogger, ScopeAuditor  # noqa: E402
-from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
+from keras_mirror.callbacks import ReplicaBatchLogger, ReplicaConsistency, ScopeAuditor  # noqa: E402
+from keras_mirror.consistency import compare_replicas  # noqa: E402
+from keras_mirror.errors import MirrorWarning, OutOfScopeError, ReplicasDifferError  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
 from keras_mirror.losses import global_mean  # noqa: E402
@@ -24,9 +25,12 @@ __all__ = [
     "MirroredStrategy",
     "OutOfScopeError",
     "ReplicaBatchLogger",
+    "ReplicaConsistency",
+    "ReplicasDifferError",
     "ScopeAuditor",
     "TrainingLoop",
     "audit",
+    "compare_replicas",
     "devices",
     "global_mean",
     "mirrored_model",
