@@ -60,7 +60,7 @@ class Difference:
                 "synchronized=True to the layer"
             )
         if self.copies.kind == "metric state":
-            return "Each replica counts its own rows, which nobody adds up; make the state with self.add_variable(...) in the metric"
+            return "Each replica counts its own rows, which nobody adds up; make the state with self.add_variable(...)"
         if self.copies.is_unsynchronized:
             return (
                 "Each replica updates its own copy with its own rows, and only replica 0's is saved; add the rows up over the "

@@ -72,10 +72,10 @@ def inventory(model, strategy):
     mirrored, local, single, metrics, seen = [], [], [], 0, {}
     for kind, holder, variable in _everything(model, strategy):
         value = internals.container_of(variable.value if isinstance(variable, keras.Variable) else variable)
-        if id(value) in seen or hasattr(value, "keras_mirror_own"):
+        if id(value) in seen or "keras_mirror_own" in vars(value):  # hasattr would reduce a metric's state
             continue
         seen[id(value)] = value
-        path = getattr(variable, "path", None) or variable.name.split(":")[0]
+        path = getattr(variable, "path", None) or value.name.split(":")[0]  # a captured copy calls itself .../replica_1
         copies = strategy.experimental_local_results(value)
         if len(copies) != strategy.num_replicas_in_sync:
             single.append(path)
