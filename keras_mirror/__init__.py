@@ -12,6 +12,9 @@ from keras_mirror.callbacks import ReplicaBatchLogger, ScopeAuditor  # noqa: E40
 from keras_mirror.checking import check  # noqa: E402
 from keras_mirror.data_audit import audit_data  # noqa: E402
 from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
+from keras_mirror.callbacks import ReplicaBatchLogger, ReplicaConsistency, ScopeAuditor  # noqa: E402
+from keras_mirror.consistency import compare_replicas  # noqa: E402
+from keras_mirror.errors import MirrorWarning, OutOfScopeError, ReplicasDifferError  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
 from keras_mirror.losses import global_mean  # noqa: E402
@@ -26,11 +29,14 @@ __all__ = [
     "MirroredStrategy",
     "OutOfScopeError",
     "ReplicaBatchLogger",
+    "ReplicaConsistency",
+    "ReplicasDifferError",
     "ScopeAuditor",
     "TrainingLoop",
     "audit",
     "audit_data",
     "check",
+    "compare_replicas",
     "devices",
     "global_mean",
     "mirrored_model",

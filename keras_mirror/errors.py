@@ -22,6 +22,10 @@ class OutOfScopeError(RuntimeError):
     """A variable was made outside the strategy's scope and `on_violation="raise"` was asked for."""
 
 
+class ReplicasDifferError(RuntimeError):
+    """The replicas' copies of a variable differ and `on_violation="raise"` was asked for."""
+
+
 _said = set()
 
 
