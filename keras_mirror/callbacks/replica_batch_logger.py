@@ -2,9 +2,8 @@
 
 import keras
 
-from keras_mirror.engine import engine_of
+from keras_mirror.callbacks.row_windows import row_windows
 from keras_mirror.report import Report
-from keras_mirror.strategy import MirroredStrategy
 
 
 class ReplicaBatchLogger(keras.callbacks.Callback):
@@ -44,6 +43,7 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         self.counts = []  # (epoch, "training" or "validation", RowCounts) of every epoch and evaluation
         self._epoch = 0
         self._training = False
+        self._windows = {}
 
     def on_train_begin(self, logs=None):
         self.counts = []
@@ -56,7 +56,7 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         self._epoch = epoch
         self._batches_read = 0
         self._rows_read = self._steps_read = 0
-        self._reset("train")
+        self._open("train")
 
     def on_train_batch_end(self, batch, logs=None):
         if self.log_freq == "epoch" or (batch + 1) // self.log_freq == self._batches_read:
@@ -73,7 +73,7 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         _add(logs, counts.rows, counts.mean)
 
     def on_test_begin(self, logs=None):
-        self._reset("test")
+        self._open("test")
 
     def on_test_end(self, logs=None):
         self.counts.append((self._epoch if self._training else None, "validation", self._read("test")))
@@ -112,23 +112,12 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         ]
         return Report("Rows that every replica got", columns, rows, [] if rows else ["Nothing was trained or evaluated yet."])
 
-    def _counters(self, kind):
-        """Where rows are counted: by `fit` and its like, and by a loop of the user's own over `strategy.run`."""
-        engine, strategy = engine_of(self.model), self.model.distribute_strategy
-        if not isinstance(strategy, MirroredStrategy):
-            raise TypeError(
-                "ReplicaBatchLogger: the model was not built by keras_mirror, so nobody counts its rows; "
-                "build it with keras_mirror.mirrored_model(build_fn)."
-            )
-        return [strategy.row_counters[kind], *([engine.counters[kind]] if engine else [])]
+    def _open(self, kind):
+        self._windows[kind] = row_windows(self.model, kind, "ReplicaBatchLogger")
 
     def _read(self, kind):
-        first, *others = [counter.read() for counter in self._counters(kind)]
+        first, *others = [window.read() for window in self._windows[kind]]
         return sum(others, first)
-
-    def _reset(self, kind):
-        for counter in self._counters(kind):
-            counter.reset()
 
 
 def _order(entry):
