@@ -2,5 +2,6 @@
 
 from keras_mirror.callbacks.replica_batch_logger import ReplicaBatchLogger
 from keras_mirror.callbacks.scope_auditor import ScopeAuditor
+from keras_mirror.callbacks.throughput import Throughput
 
-__all__ = ["ReplicaBatchLogger", "ScopeAuditor"]
+__all__ = ["ReplicaBatchLogger", "ScopeAuditor", "Throughput"]
