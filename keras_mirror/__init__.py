@@ -17,6 +17,7 @@ from keras_mirror.model import mirrored_model  # noqa: E402
 from keras_mirror.observing import observe  # noqa: E402
 from keras_mirror.planning import plan  # noqa: E402
 from keras_mirror.provenance import watch as _watch  # noqa: E402
+from keras_mirror.scaling_runs import scaling  # noqa: E402
 from keras_mirror.strategy import MirroredStrategy  # noqa: E402
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "mirrored_model",
     "observe",
     "plan",
+    "scaling",
     "virtual_cpus",
 ]
 __version__ = "0.1.0"

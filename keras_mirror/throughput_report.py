@@ -81,7 +81,9 @@ def _replicas(rates):
 def _notes(totals):
     if not totals:
         return ["Nothing was trained or evaluated yet."]
-    notes = ["waiting and stepping are in ms per step; the rest of a step's time is Python, callbacks and the start of an epoch's data."]
+    notes = [
+        "waiting and stepping are in ms per step; the rest of a step's time is Python, callbacks, and starting an epoch's data."
+    ]
     if any(span.left_out for span in totals):
         left_out = ", ".join(f"{span.left_out} of {span.phase}" for span in totals if span.left_out)
         notes.append(f"Steps left out as warm-up: {left_out}.")
@@ -103,6 +105,6 @@ def _what_dominates(span):
         )
     elif rest > 0.5:
         yield (
-            f"Python, callbacks and starting the data of each epoch take {rest:.0%} of the time in {span.phase}: make epochs longer, "
-            "batches larger, or callbacks look at fewer batches."
+            f"Python, callbacks and starting the data of each epoch take {rest:.0%} of the time in {span.phase}: make epochs "
+            "longer or batches larger, or let callbacks look at fewer batches."
         )

@@ -160,6 +160,4 @@ class SpanTimer:
     def span(self, epoch, phase):
         """The `Span` so far."""
         self._fetch()
-        return Span(
-            epoch, phase, self._steps, self._left_out, tuple(self._rows), self._seconds, self._waiting, self._stepping
-        )
+        return Span(epoch, phase, self._steps, self._left_out, tuple(self._rows), self._seconds, self._waiting, self._stepping)

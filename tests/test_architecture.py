@@ -12,6 +12,8 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "report",
     "timing",
     "throughput_report",
+    "rows_report",
+    "speedup",
     "batches",
     "internals",
     "hardware",
@@ -41,6 +43,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "callbacks.throughput",
     "callbacks.scope_auditor",
     "callbacks",
+    "scaling_runs",
     "__init__",
     "demo",
 ]

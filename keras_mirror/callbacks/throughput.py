@@ -83,8 +83,8 @@ class Throughput(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
-        self._start("train")
         self._since, self._left_out = self._clock(), 0
+        self._start("train")
 
     def on_epoch_end(self, epoch, logs=None):
         measured = self._timers["train"].calls
