@@ -58,6 +58,7 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         self._epoch = epoch
         self._batches_read = 0
         self._rows_read = self._steps_read = 0
+        self._rows_noted = self._steps_noted = 0
         self._open("train")
 
     def on_train_batch_end(self, batch, logs=None):
@@ -67,16 +68,18 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         counts = self._read("train")
         rows, steps = counts.rows - self._rows_read, counts.steps - self._steps_read
         self._rows_read, self._steps_read = counts.rows, counts.steps
-        self._readings.add("training", steps, rows)
+        self._note(counts)
         _add(logs, rows, rows / max(steps, 1))
 
     def on_epoch_end(self, epoch, logs=None):
         counts = self._read("train")
         self.counts.append((epoch, "training", counts))
-        self._readings.add("training", counts.steps - self._steps_read, counts.rows - self._rows_read)
+        self._note(counts)
         _add(logs, counts.rows, counts.mean)
 
     def on_test_begin(self, logs=None):
+        if self._training and self.every_batch:  # the steps before belong before it in the plot
+            self._note(self._read("train"))
         self._open("test")
 
     def on_test_end(self, logs=None):
@@ -101,6 +104,10 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
             epochs, or over steps where `log_freq` counts batches.
         """
         return RowsReport(self.counts, self._readings if self.every_batch else None)
+
+    def _note(self, counts):
+        self._readings.add("training", counts.steps - self._steps_noted, counts.rows - self._rows_noted)
+        self._rows_noted, self._steps_noted = counts.rows, counts.steps
 
     def _open(self, kind):
         self._windows[kind] = row_windows(self.model, kind, "ReplicaBatchLogger")
