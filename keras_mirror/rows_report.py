@@ -80,15 +80,17 @@ class RowsReport(Report):
         ax = axes_or_new(ax)
         over_steps = self._readings is not None and bool(self._readings.readings)
         replicas = len(self._counts[0][2].rows) if self._counts else 0
+        highest = 0.0
         for phase, (line, marker) in STYLES.items():
             for replica in range(replicas):
                 x, y = self._readings.curve(phase, replica) if over_steps else self._over_epochs(phase, replica)
                 if x:
+                    highest = max(highest, *y)
                     # Wide lines below narrow ones, so that replicas with the same rows are all seen.
-                    width = 1.5 + 2 * (replicas - 1 - replica)
-                    ax.plot(x, y, line, marker=marker if len(x) <= 40 else "", markersize=4 + width, linewidth=width,
+                    width = 1 + 3 * (replicas - 1 - replica) / max(replicas - 1, 1)
+                    ax.plot(x, y, line, marker=marker if len(x) <= 40 else "", markersize=3 + width, linewidth=width,
                             color=f"C{replica}", label=f"replica {replica}, {phase}")  # fmt: skip
-        ax.set(xlabel="step" if over_steps else "epoch", ylabel="rows per step", ylim=(0, None), title=self.title)
+        ax.set(xlabel="step" if over_steps else "epoch", ylabel="rows per step", ylim=(0, 1.1 * highest or 1), title=self.title)
         ax.xaxis.get_major_locator().set_params(integer=True)
         if ax.lines:
             ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
