@@ -8,12 +8,10 @@ from keras_mirror import errors
 errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend())
 
 from keras_mirror.auditing import audit  # noqa: E402
-from keras_mirror.callbacks import ReplicaBatchLogger, ScopeAuditor  # noqa: E402
+from keras_mirror.callbacks import ReplicaBatchLogger, ReplicaConsistency, ScopeAuditor, Throughput  # noqa: E402
 from keras_mirror.checking import check  # noqa: E402
-from keras_mirror.data_audit import audit_data  # noqa: E402
-from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
-from keras_mirror.callbacks import ReplicaBatchLogger, ReplicaConsistency, ScopeAuditor  # noqa: E402
 from keras_mirror.consistency import compare_replicas  # noqa: E402
+from keras_mirror.data_audit import audit_data  # noqa: E402
 from keras_mirror.errors import MirrorWarning, OutOfScopeError, ReplicasDifferError  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
@@ -22,6 +20,7 @@ from keras_mirror.model import mirrored_model  # noqa: E402
 from keras_mirror.observing import observe  # noqa: E402
 from keras_mirror.planning import plan  # noqa: E402
 from keras_mirror.provenance import watch as _watch  # noqa: E402
+from keras_mirror.scaling_runs import scaling  # noqa: E402
 from keras_mirror.strategy import MirroredStrategy  # noqa: E402
 
 __all__ = [
@@ -32,6 +31,7 @@ __all__ = [
     "ReplicaConsistency",
     "ReplicasDifferError",
     "ScopeAuditor",
+    "Throughput",
     "TrainingLoop",
     "audit",
     "audit_data",
@@ -42,6 +42,7 @@ __all__ = [
     "mirrored_model",
     "observe",
     "plan",
+    "scaling",
     "virtual_cpus",
 ]
 __version__ = "0.1.0"

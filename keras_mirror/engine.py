@@ -19,6 +19,7 @@ from keras_mirror.randomness import draw_differently, generators_of
 from keras_mirror.rebuilding import rebuild_in_scope
 from keras_mirror.rows import RowCounter, current_part
 from keras_mirror.steps import track_shares_as_losses
+from keras_mirror.timing import Timers
 
 _ENGINE = "_keras_mirror_engine"
 
@@ -38,6 +39,7 @@ class Engine:
         model: The model.
         strategy: The strategy it trains with.
         counters: `RowCounter`s of `"train"` and `"test"` steps.
+        timers: `Timers` of `"train"` and `"test"` steps.
         captured: Variables that the steps traced so far read or write.
         listeners: Functions called with `captured` after a trace, before the traced steps run.
         rebuilt: Sentences on what was made again inside the scope.
@@ -54,6 +56,7 @@ class Engine:
         self.model = model
         self.strategy = strategy
         self.counters = {kind: RowCounter(strategy.num_replicas_in_sync) for kind in ("train", "test")}
+        self.timers = {kind: Timers() for kind in self.counters}
         self.captured = []
         self.listeners = []
         self.rebuilt = []
@@ -287,7 +290,7 @@ class Engine:
 
     def _executor(self, step, kind, default):
         only_metrics = default and self._has_default("compute_metrics")
-        return Executor(self.model, self.strategy, step, self.counters[kind], only_metrics, self._traced)
+        return Executor(self.model, self.strategy, step, self.counters[kind], only_metrics, self.timers[kind], self._traced)
 
     def _traced(self, variables):
         known = {id(v) for v in self.captured}

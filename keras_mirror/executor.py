@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.distribution import ReplicaIterator, ReplicaOptional, regroup, split
+from keras_mirror.graph_clock import GraphClock, NoClock
 from keras_mirror.losses import is_share
 from keras_mirror.rows import current_part
 
@@ -24,6 +25,7 @@ class Executor:
         counter: The `RowCounter` of this kind of step.
         reports_only_metrics: Whether `step` returns no logs of its own, so that all logs are
             results of the model's metrics.
+        timers: `Timers` of this kind of step. While they listen, another graph runs, which measures.
         on_trace: Called with the list of captured variables each time the steps were traced,
             before they run for the first time; an exception from it stops them.
 
@@ -33,22 +35,26 @@ class Executor:
         seconds_per_step: What a step cost in the last call that did not trace; None before.
     """
 
-    def __init__(self, model, strategy, step, counter, reports_only_metrics, on_trace):
+    def __init__(self, model, strategy, step, counter, reports_only_metrics, timers, on_trace):
         self._model = model
         self._strategy = strategy
         self._step = step
         self._counter = counter
         self._reports_only_metrics = reports_only_metrics
+        self._timers = timers
         self._on_trace = on_trace
         self._eager = model.run_eagerly
         self._traced = set()
+        self._steps_since_trace = 0
         self._ran = False
         self.steps = None
         self.limit = None
         self.seconds_per_step = None
         self._kept = {}
+        self._graph_clock = None
         self._records_loss = False
-        self._run_many = self._compiled(self._many_steps)
+        self._run_many = self._compiled(lambda iterator, steps: self._many_steps(iterator, steps, NoClock()))
+        self._run_many_timed = self._compiled(lambda iterator, steps: self._many_steps(iterator, steps, self._clock()))
         self._run_batch = self._compiled(lambda batch: self._logs(self._run(batch)))
 
     def _compiled(self, function):
@@ -60,7 +66,9 @@ class Executor:
         if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
             return self._on_given_batches(iterator, steps)
         traced, start = len(self._traced), time.perf_counter()
-        ran, logs = self._call(self._run_many, iterator, tf.constant(min(steps, self.limit or steps)))
+        run = self._run_many_timed if self._timers else self._run_many
+        ran, logs, seconds = self._call(run, iterator, tf.constant(min(steps, self.limit or steps)))
+        self._count(int(ran), seconds)
         if int(ran) == 0:
             if not self._ran:
                 raise ValueError("the data is empty: it yielded no batch, so there is nothing to train on or to evaluate.")
@@ -72,10 +80,15 @@ class Executor:
 
     def run_batch(self, batch):
         """One step on one global batch, distributed or not; returns the logs."""
+        start = time.perf_counter()
         if not any(internals.is_per_replica(leaf) for leaf in tf.nest.flatten(batch)):
             batch = tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
             batch = regroup(self._strategy, split(batch, self._strategy.num_replicas_in_sync))
-        return self._call(self._run_batch, batch)
+        logs = self._call(self._run_batch, batch)
+        if self._timers:
+            tf.nest.map_structure(lambda log: log.numpy(), logs)  # so that the step has ended
+        self._count(1, (0.0, time.perf_counter() - start))
+        return logs
 
     def _call(self, function, *arguments):
         if not self._eager:
@@ -83,7 +96,14 @@ class Executor:
             if id(concrete) not in self._traced:
                 self._on_trace(internals.captured_variables(concrete.graph))
                 self._traced.add(id(concrete))
+                self._steps_since_trace = 0
+        self._timers.begin(self._steps_since_trace)
         return function(*arguments)
+
+    def _count(self, steps, seconds):
+        self._steps_since_trace += steps
+        if self._timers:
+            self._timers.end(steps, *(float(each) for each in seconds))
 
     def _on_given_batches(self, batches, steps):
         """For `train_on_batch`: global batches that nobody distributed yet."""
@@ -92,22 +112,34 @@ class Executor:
             logs = self.run_batch(batch)
         return logs
 
-    def _many_steps(self, iterator, steps):
+    def _clock(self):
+        if self._graph_clock is None and not self._eager:
+            self._graph_clock = GraphClock(self._strategy, self._model)
+        return self._graph_clock
+
+    def _many_steps(self, iterator, steps, clock):
         if self._eager:
             return self._many_steps_eagerly(iterator, int(steps))
 
-        def body(ran, optional):
-            self._keep(self._run(iterator.value_of(optional) if isinstance(iterator, ReplicaIterator) else optional.get_value()))
-            following = tf.cond(ran + 1 < steps, lambda: _bare(iterator.get_next_as_optional()), lambda: optional)
-            return ran + 1, following
+        def get():
+            return _bare(iterator.get_next_as_optional())
 
-        ran, _ = tf.while_loop(
-            lambda ran, optional: tf.logical_and(ran < steps, optional.has_value()),
+        def run(optional):
+            self._keep(self._run(iterator.value_of(optional) if isinstance(iterator, ReplicaIterator) else optional.get_value()))
+
+        def body(ran, optional, times):
+            times = clock.step(times, lambda: run(optional))
+            following, times = clock.following(times, lambda: tf.cond(ran + 1 < steps, get, lambda: optional))
+            return ran + 1, following, times
+
+        ran, _, times = tf.while_loop(
+            lambda ran, optional, times: tf.logical_and(ran < steps, optional.has_value()),
             body,
-            [tf.constant(0), _bare(iterator.get_next_as_optional())],
+            [tf.constant(0), *clock.first(get)],
             parallel_iterations=1,
         )
-        return ran, self._logs({name: variable.read_value() for name, variable in self._kept.items()})
+        logs = self._logs({name: variable.read_value() for name, variable in self._kept.items()})
+        return ran, logs, clock.seconds(times)
 
     def _keep(self, own):
         """Keeps a step's own logs in variables, as their names are known only once the step was traced."""
@@ -120,13 +152,17 @@ class Executor:
             self._kept[name].assign(value)
 
     def _many_steps_eagerly(self, iterator, steps):
-        own, ran = {}, 0
+        own, waiting, stepping = {}, 0.0, 0.0
         for ran in range(steps):
+            asked = time.perf_counter()
             try:
-                own = self._run(iterator.get_next())
+                batch = iterator.get_next()
             except tf.errors.OutOfRangeError:
-                return ran, self._logs(own)
-        return ran + 1, self._logs(own)
+                return ran, self._logs(own), (waiting + time.perf_counter() - asked, stepping)
+            arrived = time.perf_counter()
+            own = self._run(batch)
+            waiting, stepping = waiting + arrived - asked, stepping + time.perf_counter() - arrived
+        return steps, self._logs(own), (waiting, stepping)
 
     def _run(self, batch):
         """One step on every replica; returns the logs of its own, summed over the replicas."""

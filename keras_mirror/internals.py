@@ -5,9 +5,12 @@ function is pinned by a test in `tests/test_internals.py` that says what may be 
 upstream changes. `docs/internals.md` says why each is needed.
 """
 
+import collections
 import contextlib
+import random
 import threading
 
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
@@ -338,3 +341,27 @@ def own_variables(layer):
 def is_autocast(variable):
     """Whether layers of lower precision use the variable in their precision."""
     return variable._autocast
+
+
+@contextlib.contextmanager
+def random_state_and_names_kept():
+    """Afterwards random state (Python's, NumPy's, Keras', TensorFlow's) and Keras' counters of names are as before.
+
+    TensorFlow's operations without a seed draw from a generator of its context once a global seed is set.
+    """
+    python, numpy, operations = random.getstate(), np.random.get_state(), getattr(context.context(), "_rng", None)
+    drawn = None if operations is None else operations.getstate()
+    names = {key: count for key, count in global_state.get_global_attribute("object_name_uids", {}).items()}
+    generator = global_state.get_global_attribute("global_seed_generator")
+    seed = None if generator is None else generator.state.numpy()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if drawn is not None:
+            operations.setstate(drawn)
+        global_state.set_global_attribute("object_name_uids", collections.defaultdict(int, names))
+        global_state.set_global_attribute("global_seed_generator", generator)
+        if generator is not None:
+            generator.state.assign(seed)

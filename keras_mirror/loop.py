@@ -198,7 +198,9 @@ class TrainingLoop:
         self._step = 0
         with iterator.catch_stop_iteration():
             for *_, batches in iterator:
-                yield next(batches)
+                with engine_of(self.model).timers["train"].waiting():
+                    batch = next(batches)
+                yield batch
                 if self.model.stop_training:
                     break
         self._complete = True

@@ -2,6 +2,9 @@
 
 import keras
 
+# Keys of logs that stand on a line of their own.
+_NOT_IN_THE_BAR = ("replica_", "examples_per_second", "val_examples_per_second", "seconds_per_step", "waiting_share")
+
 
 class ReplicaProgbarLogger(keras.callbacks.ProgbarLogger):
     """Keras' progress bar, with the replicas' rows on a line of their own instead of in the bar.
@@ -25,7 +28,7 @@ class ReplicaProgbarLogger(keras.callbacks.ProgbarLogger):
 
 
 def _without_replicas(logs):
-    return {name: value for name, value in (logs or {}).items() if not name.startswith("replica_")}
+    return {name: value for name, value in (logs or {}).items() if not name.startswith(_NOT_IN_THE_BAR)}
 
 
 def arrange(callbacks, verbose):

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import dataclasses
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +15,7 @@ _EMPTY = np.iinfo(np.int64).max  # the least of no steps
 
 @dataclasses.dataclass(frozen=True)
 class RowCounts:
-    """What every replica got since the last reset; each array has one entry per replica.
+    """What every replica got; each array has one entry per replica.
 
     Attributes:
         steps: int, steps counted.
@@ -55,8 +56,11 @@ class RowCounter:
     """Counts the rows of every replica, step by step.
 
     In a graph a step costs a handful of scalar operations on the host and nothing is sent to
-    Python until `read`. In eager execution the numbers are Python's already and no operation
-    runs at all.
+    Python until somebody reads. In eager execution the numbers are Python's already and no
+    operation runs at all.
+
+    Each reader opens a `window` of its own, so that readers do not reset what others read: whoever
+    reads fetches what was counted since anybody last did, and adds it to all windows.
 
     Args:
         replicas: int, number of replicas.
@@ -64,10 +68,12 @@ class RowCounter:
 
     def __init__(self, replicas):
         self._replicas = replicas
+        self._windows = weakref.WeakSet()
         self._on_host = self._zeros()
         with tf.init_scope(), tf.device("CPU:0"):
             self._in_graph = tf.Variable(self._zeros(), trainable=False, dtype=tf.int64, name="row_counter")
         self._in_graph.keras_mirror_own = True
+        self._whole = self.window()
 
     def _zeros(self):
         # One row each: rows in all, least, most, empty steps, steps, uneven steps.
@@ -86,24 +92,67 @@ class RowCounter:
             uneven = tf.cast(tf.reduce_max(rows) != tf.reduce_min(rows), tf.int64)
             self._in_graph.assign(_added(tf, self._in_graph.read_value(), rows, tf.fill(rows.shape, uneven)))
 
-    def reset(self):
-        """Forgets everything counted."""
-        self._on_host = self._zeros()
-        self._in_graph.assign(self._zeros())
+    def window(self):
+        """A `RowWindow` that counts from here on."""
+        self._fetch()
+        window = RowWindow(self._fetch, _as_counts(self._zeros(), self._zeros()))
+        self._windows.add(window)
+        return window
 
     def read(self):
-        """The `RowCounts` so far; waits for the steps that are under way."""
+        """The `RowCounts` of every step so far."""
+        return self._whole.read()
+
+    def _fetch(self):
+        """Hands what was counted since the last time to every window; waits for the steps that are under way."""
         host, graph = self._on_host, self._in_graph.numpy()
-        total = host + graph
-        least = np.minimum(host[1], graph[1])
-        return RowCounts(
-            steps=int(total[4, 0]),
-            uneven_steps=int(total[5, 0]),
-            rows=total[0],
-            least=np.where(least == _EMPTY, 0, least),
-            most=np.maximum(host[2], graph[2]),
-            empty_steps=total[3],
-        )
+        counts = _as_counts(host, graph)
+        if counts.steps:
+            self._on_host = self._zeros()
+            self._in_graph.assign(self._zeros())
+            for window in self._windows:
+                window.add(counts)
+
+
+class RowWindow:
+    """What a `RowCounter` counted since this window was opened or last restarted.
+
+    Args:
+        fetch: Called before reading.
+        nothing: `RowCounts` of no step.
+    """
+
+    def __init__(self, fetch, nothing):
+        self._fetch = fetch
+        self._nothing = self._counts = nothing
+
+    def add(self, counts):
+        """Adds `RowCounts`."""
+        self._counts = self._counts + counts
+
+    def read(self):
+        """The `RowCounts` so far."""
+        self._fetch()
+        return self._counts
+
+    def take(self):
+        """The `RowCounts` so far, and starts over."""
+        counts = self.read()
+        self._counts = self._nothing
+        return counts
+
+
+def _as_counts(host, graph):
+    total = host + graph
+    least = np.minimum(host[1], graph[1])
+    return RowCounts(
+        steps=int(total[4, 0]),
+        uneven_steps=int(total[5, 0]),
+        rows=total[0],
+        least=np.where(least == _EMPTY, 0, least),
+        most=np.maximum(host[2], graph[2]),
+        empty_steps=total[3],
+    )
 
 
 def _added(lib, old, rows, uneven):

@@ -165,10 +165,10 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
             counter.add(rows)
         result = super().run(self._on_part(internals.autograph(fn), rows), args, kwargs, options)
         if counter is self.row_counters.get("train"):
-            self._watch(fn, args, kwargs)
+            self._watch(fn, args, kwargs, rows)
         return result
 
-    def _watch(self, fn, args, kwargs):
+    def _watch(self, fn, args, kwargs, rows):
         """Tells listeners of a loop of the user's what it uses, and the user if it is traced again and again."""
         name = getattr(fn, "__qualname__", repr(fn))
         self.runs += 1
@@ -185,7 +185,8 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
             captured = internals.captured_variables(internals.current_graph())
         elif self.listeners and not self._traces[name]:
             self._traces[name] += 1  # eager: one trace, never run, tells which variables the step uses
-            trace = tf.function(lambda: tf.distribute.MirroredStrategy.run(self, fn, args, kwargs))
+            on_part = self._on_part(internals.autograph(fn), rows)
+            trace = tf.function(lambda: tf.distribute.MirroredStrategy.run(self, on_part, args, kwargs))
             captured = internals.captured_variables(trace.get_concrete_function().graph)
         else:
             return

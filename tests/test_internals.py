@@ -4,6 +4,8 @@ When one of these fails after an upgrade, the function of the same name in `inte
 has to change. Each test says what can be deleted once upstream makes the name unnecessary.
 """
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -331,3 +333,21 @@ def test_own_non_trainable_variables():
     layer = keras.layers.BatchNormalization()
     layer.build((None, 3))
     assert [v.name for v in internals.own_non_trainable_variables(layer)] == ["moving_mean", "moving_variance"]
+
+
+def test_random_state_and_names_kept():
+    """May go once Keras and TensorFlow have a public way to save and restore what `set_random_seed` sets."""
+
+    def draw():
+        numbers = random.random(), np.random.rand(), *np.ravel(keras.random.normal((1,))), tf.compat.v1.get_seed(None)[1]
+        return [keras.layers.Dense(1).name, *map(float, numbers)]
+
+    keras.utils.set_random_seed(5)
+    draw()
+    with internals.random_state_and_names_kept():
+        inside = draw()
+    assert draw() == inside != draw()
+    keras.backend.clear_session()
+    with internals.random_state_and_names_kept():
+        draw()
+    assert keras.layers.Dense(1).name == "dense"

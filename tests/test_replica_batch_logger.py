@@ -4,6 +4,7 @@ import keras
 import pytest
 
 import keras_mirror as km
+from keras_mirror.rows_report import MostReadings
 
 # 29 rows in batches of 9 on 4 replicas: [3,2,2,2] three times, then [1,1,0,0].
 EPOCH = {0: (10, 2.5), 1: (7, 1.75), 2: (6, 1.5), 3: (6, 1.5)}
@@ -136,3 +137,43 @@ def test_a_logger_can_be_used_again(data, build_fn):
     for _ in range(2):
         km.mirrored_model(build_fn, devices=2).fit(*data, batch_size=8, verbose=0, callbacks=[logger])
     assert len(logger.report().rows) == 2
+
+
+def drawn(axes):
+    return {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+
+
+def test_the_plot_is_over_epochs_or_over_steps(data, build_fn):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    x, y = data
+    model = km.mirrored_model(build_fn, devices=2)
+    epochs, steps = km.ReplicaBatchLogger(), km.ReplicaBatchLogger(2)
+    model.fit(*data, batch_size=10, epochs=2, verbose=0, validation_data=(x[:7], y[:7]), callbacks=[epochs, steps])
+    # 29 rows in batches of 10 on 2 replicas: [5, 5] twice, then [5, 4]; 7 rows are [4, 3].
+    assert drawn(epochs.report().plot()) == {
+        "replica 0, training": [[1, 5], [2, 5]],
+        "replica 1, training": [[1, 14 / 3], [2, 14 / 3]],
+        "replica 0, validation": [[1, 4], [2, 4]],
+        "replica 1, validation": [[1, 3], [2, 3]],
+    }
+    assert drawn(steps.report().plot()) == {
+        "replica 0, training": [[1, 5], [2.5, 5], [4, 5], [5.5, 5]],
+        "replica 1, training": [[1, 5], [2.5, 4], [4, 5], [5.5, 4]],
+        "replica 0, validation": [[3, 4], [6, 4]],
+        "replica 1, validation": [[3, 3], [6, 3]],
+    }
+    assert {line.get_linestyle() for line in steps.report().plot().lines} == {"-", "--"}
+    assert not km.ReplicaBatchLogger().report().plot().lines
+
+
+def test_a_long_training_is_kept_small():
+    readings = MostReadings(most=8)
+    for step in range(100):
+        readings.add("training", 1, [step, 1])
+    assert len(readings.readings) <= 8
+    assert sum(steps for _, _, _, steps, _ in readings.readings) == 100
+    assert sum(rows[0] for *_, rows in readings.readings) == sum(range(100))
+    x, y = readings.curve("training", 0)
+    assert all(mean == middle - 0.5 for middle, mean in zip(x, y))  # the mean of first to last - 1

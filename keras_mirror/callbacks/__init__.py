@@ -3,5 +3,11 @@
 from keras_mirror.callbacks.replica_batch_logger import ReplicaBatchLogger
 from keras_mirror.callbacks.replica_consistency import ReplicaConsistency
 from keras_mirror.callbacks.scope_auditor import ScopeAuditor
+from keras_mirror.callbacks.throughput import Throughput
 
-__all__ = ["ReplicaBatchLogger", "ReplicaConsistency", "ScopeAuditor"]
+__all__ = [
+    "ReplicaBatchLogger",
+    "ReplicaConsistency",
+    "ScopeAuditor",
+    "Throughput",
+]

@@ -2,9 +2,8 @@
 
 import keras
 
-from keras_mirror.engine import engine_of
-from keras_mirror.report import Report
-from keras_mirror.strategy import MirroredStrategy
+from keras_mirror.callbacks.row_windows import row_windows
+from keras_mirror.rows_report import MostReadings, RowsReport
 
 
 class ReplicaBatchLogger(keras.callbacks.Callback):
@@ -44,9 +43,12 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         self.counts = []  # (epoch, "training" or "validation", RowCounts) of every epoch and evaluation
         self._epoch = 0
         self._training = False
+        self._windows = {}
+        self._readings = MostReadings()
 
     def on_train_begin(self, logs=None):
         self.counts = []
+        self._readings = MostReadings()
         self._training = True
 
     def on_train_end(self, logs=None):
@@ -56,7 +58,8 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         self._epoch = epoch
         self._batches_read = 0
         self._rows_read = self._steps_read = 0
-        self._reset("train")
+        self._rows_noted = self._steps_noted = 0
+        self._open("train")
 
     def on_train_batch_end(self, batch, logs=None):
         if self.log_freq == "epoch" or (batch + 1) // self.log_freq == self._batches_read:
@@ -65,18 +68,24 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         counts = self._read("train")
         rows, steps = counts.rows - self._rows_read, counts.steps - self._steps_read
         self._rows_read, self._steps_read = counts.rows, counts.steps
+        self._note(counts)
         _add(logs, rows, rows / max(steps, 1))
 
     def on_epoch_end(self, epoch, logs=None):
         counts = self._read("train")
         self.counts.append((epoch, "training", counts))
+        self._note(counts)
         _add(logs, counts.rows, counts.mean)
 
     def on_test_begin(self, logs=None):
-        self._reset("test")
+        if self._training and self.every_batch:  # the steps before belong before it in the plot
+            self._note(self._read("train"))
+        self._open("test")
 
     def on_test_end(self, logs=None):
-        self.counts.append((self._epoch if self._training else None, "validation", self._read("test")))
+        counts = self._read("test")
+        self.counts.append((self._epoch if self._training else None, "validation", counts))
+        self._readings.add("validation", counts.steps, counts.rows)
 
     def line(self):
         """One line on the last epoch, e.g. `rows per step: replica 0 4, replica 1 3.25 (1 of 4 steps uneven)`."""
@@ -91,49 +100,21 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
 
         Returns:
             A `Report` with the columns `epoch`, `phase`, `replica`, `rows`, `mean`, `least`, `most`,
-            `empty steps`, `uneven steps` and `steps`.
+            `empty steps`, `uneven steps` and `steps`. `.plot()` draws the rows of each replica over
+            epochs, or over steps where `log_freq` counts batches.
         """
-        columns = ["epoch", "phase", "replica", "rows", "mean", "least", "most", "empty steps", "uneven steps", "steps"]
-        rows = [
-            {
-                "epoch": None if epoch is None else epoch + 1,
-                "phase": phase,
-                "replica": index,
-                "rows": int(counts.rows[index]),
-                "mean": float(counts.mean[index]),
-                "least": int(counts.least[index]),
-                "most": int(counts.most[index]),
-                "empty steps": int(counts.empty_steps[index]),
-                "uneven steps": counts.uneven_steps,
-                "steps": counts.steps,
-            }
-            for epoch, phase, counts in sorted(self.counts, key=_order)
-            for index in range(len(counts.rows))
-        ]
-        return Report("Rows that every replica got", columns, rows, [] if rows else ["Nothing was trained or evaluated yet."])
+        return RowsReport(self.counts, self._readings if self.every_batch else None)
 
-    def _counters(self, kind):
-        """Where rows are counted: by `fit` and its like, and by a loop of the user's own over `strategy.run`."""
-        engine, strategy = engine_of(self.model), self.model.distribute_strategy
-        if not isinstance(strategy, MirroredStrategy):
-            raise TypeError(
-                "ReplicaBatchLogger: the model was not built by keras_mirror, so nobody counts its rows; "
-                "build it with keras_mirror.mirrored_model(build_fn)."
-            )
-        return [strategy.row_counters[kind], *([engine.counters[kind]] if engine else [])]
+    def _note(self, counts):
+        self._readings.add("training", counts.steps - self._steps_noted, counts.rows - self._rows_noted)
+        self._rows_noted, self._steps_noted = counts.rows, counts.steps
+
+    def _open(self, kind):
+        self._windows[kind] = row_windows(self.model, kind, "ReplicaBatchLogger")
 
     def _read(self, kind):
-        first, *others = [counter.read() for counter in self._counters(kind)]
+        first, *others = [window.read() for window in self._windows[kind]]
         return sum(others, first)
-
-    def _reset(self, kind):
-        for counter in self._counters(kind):
-            counter.reset()
-
-
-def _order(entry):
-    epoch, phase, _ = entry
-    return (epoch is None, epoch or 0, phase)
 
 
 def _add(logs, rows, means):
