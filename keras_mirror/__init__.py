@@ -9,19 +9,21 @@ errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend()
 
 from keras_mirror.auditing import audit  # noqa: E402
 from keras_mirror.callbacks import ReplicaBatchLogger, ScopeAuditor  # noqa: E402
-from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
+from keras_mirror.errors import MirrorWarning, OutOfScopeError, silence  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
 from keras_mirror.losses import global_mean  # noqa: E402
 from keras_mirror.model import mirrored_model  # noqa: E402
 from keras_mirror.observing import observe  # noqa: E402
 from keras_mirror.planning import plan  # noqa: E402
+from keras_mirror.provenance import Origin, origin  # noqa: E402
 from keras_mirror.provenance import watch as _watch  # noqa: E402
 from keras_mirror.strategy import MirroredStrategy  # noqa: E402
 
 __all__ = [
     "MirrorWarning",
     "MirroredStrategy",
+    "Origin",
     "OutOfScopeError",
     "ReplicaBatchLogger",
     "ScopeAuditor",
@@ -31,7 +33,9 @@ __all__ = [
     "global_mean",
     "mirrored_model",
     "observe",
+    "origin",
     "plan",
+    "silence",
     "virtual_cpus",
 ]
 __version__ = "0.1.0"

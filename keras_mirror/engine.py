@@ -1,6 +1,7 @@
 """What makes one model train on all replicas: methods that shadow those of its class."""
 
 import inspect
+import threading
 
 import keras
 import tensorflow as tf
@@ -40,7 +41,10 @@ class Engine:
         counters: `RowCounter`s of `"train"` and `"test"` steps.
         captured: Variables that the steps traced so far read or write.
         listeners: Functions called with `captured` after a trace, before the traced steps run.
-        rebuilt: Sentences on what was made again inside the scope.
+        rebuilt: `Rebuilt` of each object that was made again inside the scope.
+        step: The step in place of the model's `train_step`, or None.
+        batch_norm: The mode of batch normalisation.
+        thread: Name of the thread that made the model.
         epoch_iterator: Keras' iterator over the data that was built from last.
     """
 
@@ -58,8 +62,9 @@ class Engine:
         self.listeners = []
         self.rebuilt = []
         self.epoch_iterator = None
-        self._step = step
-        self._batch_norm = batch_norm
+        self.step = self._step = step
+        self.batch_norm = self._batch_norm = batch_norm
+        self.thread = threading.current_thread().name
         self._prepared = set()
 
     def install(self):
@@ -93,9 +98,9 @@ class Engine:
 
     def _rebuild(self, arguments):
         arguments, made_again = rebuild_in_scope(arguments, self.strategy)
-        for sentence in made_again:
-            self.rebuilt.append(sentence)
-            warn_once(("rebuilt", id(self), sentence), f"mirrored_model: {sentence}", stacklevel=5)
+        for each in made_again:
+            self.rebuilt.append(each)
+            warn_once(("rebuilt", id(self), each), f"mirrored_model: {each}", stacklevel=5, code="KM108")
         return arguments
 
     def _after_compile(self):
@@ -200,6 +205,7 @@ class Engine:
                     f"{type(self.model).__name__}.compute_loss computes a loss by hand; keras_mirror weighs it by each replica's "
                     "share of the rows, which is right for a mean over rows. To be exact for anything else, build it from "
                     "keras_mirror.global_mean(per_example) or super().compute_loss(...).",
+                    code="KM203",
                 )
         part.marks |= before
         return mark_as_share(loss)
