@@ -70,7 +70,7 @@ _LOCAL_LAYER = (
     "KM110",
     "error",
     "call() changes it by the replica's own rows, so the copies drift apart and only the first one is saved",
-    'Reduce what is written, for example with keras_mirror.global_mean, or make it with aggregation="mean"',
+    'Make it with add_weight(..., aggregation="mean"), or write what get_replica_context().all_reduce returns',
 )
 _SUMMED = (
     "KM112",

@@ -1,6 +1,7 @@
 """What an audit finds, as a table that is read from the top: errors first."""
 
 import dataclasses
+import textwrap
 
 from keras_mirror.provenance import Origin
 from keras_mirror.report import Report
@@ -55,7 +56,7 @@ class Audit(Report):
         self.findings = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
         self.checked = checked
         rows = [_row(finding) for finding in self.findings]
-        notes = list(dict.fromkeys(f"{f.code}: {f.effect}. {f.remedy}." for f in self.findings))
+        notes = list(dict.fromkeys(_wrapped(f"{f.code}: {f.effect}. {f.remedy}.") for f in self.findings))
         if not traced:
             notes.append("No step was traced yet: variables that only the step uses (a forgotten counter) are not in this list.")
         if findings:
@@ -81,10 +82,14 @@ def _row(finding):
         "severity": finding.severity,
         "what": finding.path,
         "owner": finding.owner,
-        "at": finding.origin.place if finding.origin else "unknown",
+        "at": finding.origin.place if finding.origin else "",
         "what goes wrong": finding.effect,
         "write instead": finding.remedy,
     }
+
+
+def _wrapped(note):
+    return textwrap.fill(note, width=140, subsequent_indent=" " * 7, break_long_words=False, break_on_hyphens=False)
 
 
 def _count(number, noun):

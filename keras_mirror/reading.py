@@ -10,7 +10,7 @@ from keras_mirror.provenance import Origin
 _MEANS = ("mean", "reduce_mean")
 _GLOBAL = ("global_mean", "compute_loss", "compute_average_loss", "num_replicas_in_sync")
 _SCALED = ("num_replicas_in_sync", "scale_regularization_loss")
-_REDUCTIONS = ("global_mean", "all_reduce", "merge_call")
+_REDUCTIONS = ("all_reduce", "merge_call")
 _SUMS = ("sum", "add_n", "reduce_sum")
 
 
