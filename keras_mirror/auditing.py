@@ -73,7 +73,7 @@ _LOCAL_LAYER = (
     'Make it with add_weight(..., aggregation="mean"), or write what get_replica_context().all_reduce returns',
 )
 _SUMMED = (
-    "KM112",
+    "KM111",
     "warning",
     "it has the shape of a gradient and is summed over the replicas whenever it is written, and the optimizer sums what it is "
     "given once more, so accumulated gradients are counted twice",
@@ -101,7 +101,7 @@ def audit(model, ignore=()):
 
     Example:
 
-    >>> report = km.audit(model, ignore=("KM114",))
+    >>> report = km.audit(model, ignore=("KM113",))
     >>> if report:
     ...     print(report)
     """

@@ -69,13 +69,13 @@ def setting_findings(model, strategy):
     many = strategy.num_replicas_in_sync > 1
     if many and engine is None and (internals.compile_arguments(model) or {}).get("jit_compile") is True:
         effect = "it compiles a step for one device, and the variables live on several"
-        yield Finding("KM113", "error", "jit_compile=True", owner, None, effect, "Compile with jit_compile=False")
+        yield Finding("KM112", "error", "jit_compile=True", owner, None, effect, "Compile with jit_compile=False")
     if model.compiled and model.run_eagerly:
         effect = "every operation is started from Python on every replica in turn, which is many times slower than a graph"
-        yield Finding("KM114", "note", "run_eagerly=True", owner, None, effect, "Leave it out once the step is debugged")
+        yield Finding("KM113", "note", "run_eagerly=True", owner, None, effect, "Leave it out once the step is debugged")
     if engine is not None and engine.batch_norm == "local" and many and _normalizes(model):
         effect = "each replica normalises with its own rows, which is another training than one device's"
-        yield Finding("KM115", "note", 'batch_norm="local"', owner, None, effect, 'Use batch_norm="sync" to have the result of one')
+        yield Finding("KM114", "note", 'batch_norm="local"', owner, None, effect, 'Use batch_norm="sync" to have the result of one')
 
 
 def _normalizes(model):

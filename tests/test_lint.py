@@ -101,7 +101,7 @@ class AccumulatingLocally(Accumulating):
 
 def test_gradients_accumulated_in_variables_that_are_summed():
     (finding,) = km.audit(model_with(cls=Accumulating)).findings
-    assert (finding.code, finding.severity) == ("KM112", "warning")
+    assert (finding.code, finding.severity) == ("KM111", "warning")
     assert "counted twice" in finding.effect and "gradient_accumulation_steps" in finding.remedy
     assert not km.audit(model_with(cls=AccumulatingLocally)).findings
 
@@ -159,7 +159,7 @@ def test_jit_compile_in_a_scope_by_hand(build_fn):
             model = build_fn()
             model.compile("sgd", "mse", jit_compile=jit)
         reports[jit] = km.audit(model)
-    assert codes(reports[True]) == [("KM113", "error")] and "jit_compile=False" in str(reports[True])
+    assert codes(reports[True]) == [("KM112", "error")] and "jit_compile=False" in str(reports[True])
     assert not reports[False].findings
 
 
@@ -169,8 +169,8 @@ def test_eager_runs_and_local_batch_normalization_are_notes():
         model.compile("sgd", "mse", run_eagerly=True)
         return model
 
-    assert codes(km.audit(km.mirrored_model(build_fn, devices=2, batch_norm="local"))) == [("KM114", "note"), ("KM115", "note")]
-    assert codes(km.audit(km.mirrored_model(build_fn, devices=2))) == [("KM114", "note")]
+    assert codes(km.audit(km.mirrored_model(build_fn, devices=2, batch_norm="local"))) == [("KM113", "note"), ("KM114", "note")]
+    assert codes(km.audit(km.mirrored_model(build_fn, devices=2))) == [("KM113", "note")]
     assert not km.audit(km.mirrored_model(lambda: build_plain(), devices=2, batch_norm="local")).findings
 
 
@@ -343,7 +343,7 @@ def test_the_layers_metrics_and_optimizers_of_keras_are_clean():
     with km.MirroredStrategy(2).scope():
         zoo = Zoo()
     report = km.audit(zoo)
-    assert len(zoo.kept_metrics) > 40 and len(zoo.kept_layers) > 30 and report.checked > 300
+    assert len(zoo.kept_metrics) > 40 and len(zoo.kept_layers) > 30 and report.checked > 200
     assert report.findings == []
 
 
@@ -362,11 +362,11 @@ class Outside(LocalMean):
 def test_errors_stand_first_and_each_remedy_once():
     report = km.audit(model_with(Tracking, Tracking, cls=Outside, run_eagerly=True))
     assert [severity for _, severity in codes(report)] == ["error", "error", "error", "warning", "note"]
-    assert sorted(code for code, _ in codes(report)) == ["KM105", "KM110", "KM110", "KM114", "KM201"]
+    assert sorted(code for code, _ in codes(report)) == ["KM105", "KM110", "KM110", "KM113", "KM201"]
     text = str(report)
     assert report.title == f"Scope audit: 3 of {report.checked} variables need attention, 1 finding about the code, 1 note"
     assert text.count("call() changes it by the replica's own rows") == 1
-    assert text.index("KM110") < text.index("KM201") < text.index("KM114")
+    assert text.index("KM110") < text.index("KM201") < text.index("KM113")
     assert "<th>code</th><th>severity</th>" in report._repr_html_() and "KM105" in report._repr_html_()
     assert all({"what goes wrong", "write instead"} <= set(row) for row in report.rows)
     assert str(report.findings[0]).startswith(f"{report.findings[0].code} error: ")
@@ -393,8 +393,8 @@ def test_only_errors_raise_and_notes_say_nothing(data):
         model.fit(data[0][:4], data[1][:4], batch_size=4, verbose=0, callbacks=[auditor])
     texts = [str(warning.message) for warning in seen if warning.category is MirrorWarning]
     assert len([text for text in texts if text.startswith("KM201 ScopeAuditor: LocalMean.train_step")]) == 1
-    assert not any("KM114" in text or "KM110" in text for text in texts)
-    assert codes(auditor.report()) == [("KM201", "warning"), ("KM114", "note")]
+    assert not any("KM113" in text or "KM110" in text for text in texts)
+    assert codes(auditor.report()) == [("KM201", "warning"), ("KM113", "note")]
 
 
 def warned(code):
