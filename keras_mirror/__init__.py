@@ -12,13 +12,14 @@ from keras_mirror.callbacks import ReplicaBatchLogger, ReplicaConsistency, Scope
 from keras_mirror.checking import check  # noqa: E402
 from keras_mirror.consistency import compare_replicas  # noqa: E402
 from keras_mirror.data_audit import audit_data  # noqa: E402
-from keras_mirror.errors import MirrorWarning, OutOfScopeError, ReplicasDifferError  # noqa: E402
+from keras_mirror.errors import MirrorWarning, OutOfScopeError, ReplicasDifferError, silence  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
 from keras_mirror.losses import global_mean  # noqa: E402
 from keras_mirror.model import mirrored_model  # noqa: E402
 from keras_mirror.observing import observe  # noqa: E402
 from keras_mirror.planning import plan  # noqa: E402
+from keras_mirror.provenance import Origin, origin  # noqa: E402
 from keras_mirror.provenance import watch as _watch  # noqa: E402
 from keras_mirror.scaling_runs import scaling  # noqa: E402
 from keras_mirror.strategy import MirroredStrategy  # noqa: E402
@@ -26,6 +27,7 @@ from keras_mirror.strategy import MirroredStrategy  # noqa: E402
 __all__ = [
     "MirrorWarning",
     "MirroredStrategy",
+    "Origin",
     "OutOfScopeError",
     "ReplicaBatchLogger",
     "ReplicaConsistency",
@@ -41,8 +43,10 @@ __all__ = [
     "global_mean",
     "mirrored_model",
     "observe",
+    "origin",
     "plan",
     "scaling",
+    "silence",
     "virtual_cpus",
 ]
 __version__ = "0.1.0"

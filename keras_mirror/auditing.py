@@ -1,134 +1,126 @@
-"""Which variables were made outside of the strategy's scope, and what goes wrong because of it."""
-
-import dataclasses
+"""Which variables of a model do not do on several replicas what they do on one device."""
 
 import keras
 import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.engine import engine_of, optimizers_of
-from keras_mirror.provenance import Origin, origin_of
+from keras_mirror.errors import check_codes
+from keras_mirror.findings import Audit, Finding
+from keras_mirror.hints import code_findings, setting_findings
+from keras_mirror.places import is_library
+from keras_mirror.provenance import origin_of
 from keras_mirror.randomness import generators_of
-from keras_mirror.report import Report
+from keras_mirror.reading import attributes_changed_by_rows
 
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One variable that does not do on several replicas what it does on one device.
-
-    Attributes:
-        path: The variable's path, or its name.
-        owner: What holds it, e.g. `layer dense_1` or `the step`.
-        origin: `Origin` of the line that created it, or None if unknown.
-        effect: What goes wrong because of it.
-        remedy: What to write instead.
-    """
-
-    path: str
-    owner: str
-    origin: Origin | None
-    effect: str
-    remedy: str
-
-    def __str__(self):
-        where = f" ({self.origin})" if self.origin else ""
-        return f"{self.path} of {self.owner}{where}: {self.effect}. {self.remedy}."
-
-
-class Audit(Report):
-    """What `audit` returns: print it, or read it.
-
-    Attributes:
-        findings: List of `Finding`.
-        checked: int, number of variables looked at.
-    """
-
-    def __init__(self, findings, checked, traced, cured=()):
-        self.findings = findings
-        self.checked = checked
-        rows = [
-            {
-                "variable": finding.path,
-                "owner": finding.owner,
-                "created at": str(finding.origin) if finding.origin else "unknown",
-                "what goes wrong": finding.effect,
-                "write instead": finding.remedy,
-            }
-            for finding in findings
-        ]
-        verdict = f"{len(findings)} of {checked} variables need attention" if findings else f"all {checked} variables are in scope"
-        notes = [f"Cured: {sentence}" for sentence in cured]
-        if not traced:
-            notes.append("No step was traced yet: variables that only the step uses (a forgotten counter) are not in this list.")
-        super().__init__(
-            f"Scope audit: {verdict}", ["variable", "owner", "created at", "what goes wrong", "write instead"], rows, notes
-        )
-
-    def __bool__(self):
-        return bool(self.findings)
-
-
-_EFFECTS = {
-    "layer": ("it exists once, so the replicas train it on one device or not at all", "Make the layer inside build_fn"),
-    "optimizer": ("every replica changes the one copy, so it advances once per replica", "Make the optimizer inside build_fn"),
+# What is wrong with a variable: code, severity, effect, remedy.
+_OUTSIDE = {
+    "layer": (
+        "KM101",
+        "error",
+        "it exists once, so the replicas train it on one device or not at all",
+        "Make the layer inside build_fn",
+    ),
+    "optimizer": (
+        "KM102",
+        "error",
+        "every replica changes the one copy, so it advances once per replica",
+        "Make the optimizer inside build_fn",
+    ),
     "metric": (
+        "KM103",
+        "error",
         "all replicas write to one copy, which is counted once per replica when it is read",
         "Make the metric inside build_fn",
     ),
-    "seed generator": ("all replicas draw from one state in no fixed order", "Make the seed generator inside build_fn"),
+    "seed generator": (
+        "KM104",
+        "error",
+        "all replicas draw from one state in no fixed order",
+        "Make the seed generator inside build_fn",
+    ),
     "step": (
+        "KM105",
+        "error",
         "it exists once and every replica writes to it, so a counter counts as many times as there are replicas",
         "Make it inside build_fn with tf.Variable(..., aggregation=tf.VariableAggregation.SUM, "
         "synchronization=tf.VariableSynchronization.ON_READ), or count in a metric",
     ),
 }
 _LOCAL_STEP = (
+    "KM106",
+    "warning",
     "each replica has its own copy and only the first one is read, so it misses what the other replicas did",
     "Make it with aggregation=tf.VariableAggregation.SUM and synchronization=tf.VariableSynchronization.ON_READ, "
     "or use a keras.metrics.Metric",
 )
 _LOCAL_METRIC = (
+    "KM107",
+    "error",
     "its state is no metric state: each replica has its own copy and only the first one is read, so it misses rows",
     "Make it with self.add_variable(...) in the metric",
 )
+_OTHER_THREAD = (
+    "KM109",
+    "error",
+    "it was made in another thread, and a scope holds only in the thread that opened it, so it exists on one device",
+    "Build the model in the thread that calls build_fn, or open strategy.scope() in the other one",
+)
+_LOCAL_LAYER = (
+    "KM110",
+    "error",
+    "call() changes it by the replica's own rows, so the copies drift apart and only the first one is saved",
+    'Make it with add_weight(..., aggregation="mean"), or write what get_replica_context().all_reduce returns',
+)
+_SUMMED = (
+    "KM111",
+    "warning",
+    "it has the shape of a gradient and is summed over the replicas whenever it is written, and the optimizer sums what it is "
+    "given once more, so accumulated gradients are counted twice",
+    "Use gradient_accumulation_steps of the optimizer, or make it with aggregation=tf.VariableAggregation.NONE",
+)
 
 
-def audit(model):
-    """Looks up every variable that a model, or a step traced so far, uses and was not made in scope.
+def audit(model, ignore=()):
+    """Looks for what a model, its settings and its steps traced so far get wrong on several replicas.
 
     Trains nothing. Looks at the variables of layers, optimizers, losses, metrics and seed
-    generators, and at those that the traced steps read or write.
+    generators, at those that the traced steps read or write, and at the source of the model's own
+    steps. `docs/codes` has a page for each kind of finding.
 
     Args:
         model: A `keras.Model` made in a strategy's scope, by `mirrored_model` or by hand.
+        ignore: Tuple of codes to leave out, e.g. `("KM104",)`.
 
     Returns:
-        An `Audit`, empty (and false) when nothing is wrong.
+        An `Audit`, false when there is no error and no warning.
 
     Raises:
-        TypeError: If `model` is no Keras model.
-        ValueError: If the model was not made in the scope of a strategy.
+        TypeError: If `model` is no Keras model, or `ignore` is a string.
+        ValueError: If the model was not made in the scope of a strategy, or a code does not exist.
+
+    Example:
+
+    >>> report = km.audit(model, ignore=("KM113",))
+    >>> if report:
+    ...     print(report)
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"audit: expected a keras.Model, and got {type(model).__name__}.")
+    ignore = check_codes("audit: ignore", ignore)
     strategy = internals.training_strategy(model)
     if strategy is None:
         raise ValueError(
             "audit: the model was not made in a strategy's scope; build it with keras_mirror.mirrored_model(build_fn)."
         )
-    findings, seen = [], set()
-    for kind, holder, variable in held_variables(model):
-        value = _tensorflow_variable(variable)
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if not strategy.extended.variable_created_in_scope(value):
-            findings.append(_finding(kind, holder, variable, *_EFFECTS[kind]))
-        elif kind == "metric" and strategy.num_replicas_in_sync > 1 and not _is_summed(value):
-            findings.append(_finding(kind, holder, variable, *_LOCAL_METRIC))
-    captured = [*(engine_of(model).captured if engine_of(model) else ()), *getattr(strategy, "captured", ())]
-    findings += _captured_findings(captured, strategy, seen)
-    return Audit(findings, len(seen), bool(captured), engine_of(model).rebuilt if engine_of(model) else ())
+    look, captured = _Look(model, strategy), _captured(model, strategy)
+    found = [*look.at_held_variables(), *look.at_captured_variables(captured)]
+    found += [*code_findings(model, strategy), *setting_findings(model, strategy)]
+    return Audit([finding for finding in found if finding.code not in ignore], len(look.seen), bool(captured))
+
+
+def _captured(model, strategy):
+    return [*(engine_of(model).captured if engine_of(model) else ()), *getattr(strategy, "captured", ())]
 
 
 def held_variables(model):
@@ -149,36 +141,104 @@ def held_variables(model):
                 yield "step", layer, value
 
 
-def _captured_findings(captured, strategy, seen):
-    findings = []
-    for variable in captured:
-        value = internals.container_of(variable)
-        if id(value) in seen or hasattr(value, "keras_mirror_own"):
-            continue
-        seen.add(id(value))
-        if not strategy.extended.variable_created_in_scope(value):
-            findings.append(_finding("step", None, value, *_EFFECTS["step"]))
-        elif strategy.num_replicas_in_sync > 1 and not _is_summed(value) and _is_the_users_own(value):
-            findings.append(_finding("step", None, value, *_LOCAL_STEP))
-    return findings
+class _Look:
+    """One look at a model's variables, each of them once.
+
+    Attributes:
+        seen: Ids of the variables looked at.
+    """
+
+    def __init__(self, model, strategy):
+        self.seen = set()
+        self._model = model
+        self._strategy = strategy
+        self._many = strategy.num_replicas_in_sync > 1
+        self._gradient_shapes = {tuple(v.shape) for v in model.trainable_variables if len(v.shape)}
+
+    def at_held_variables(self):
+        """Findings on what the model holds."""
+        for kind, holder, variable in held_variables(self._model):
+            value = _tensorflow_variable(variable)
+            fault = self._first_time(value) and self._fault_of_held(kind, holder, variable, value)
+            if fault:
+                yield _finding(kind, holder, variable, fault)
+
+    def at_captured_variables(self, captured):
+        """Findings on what only the steps use."""
+        for variable in captured:
+            value = internals.container_of(variable)
+            fault = self._first_time(value) and not hasattr(value, "keras_mirror_own") and self._fault_of_captured(value)
+            if fault:
+                yield _finding("step", None, value, fault)
+
+    def _first_time(self, value):
+        new = id(value) not in self.seen
+        self.seen.add(id(value))
+        return new
+
+    def _fault_of_held(self, kind, holder, variable, value):
+        if self._is_outside(value):
+            return _OTHER_THREAD if self._is_from_another_thread(value) else _OUTSIDE[kind]
+        if not self._many or _is_summed_when_read(value):
+            return None
+        if kind == "metric":
+            return _LOCAL_METRIC
+        if kind in ("layer", "step") and _is_local(value) and _changes_by_rows(holder, variable):
+            return _LOCAL_LAYER
+        return _SUMMED if kind in ("layer", "step") and self._is_summed_gradient(value) else None
+
+    def _fault_of_captured(self, value):
+        if self._is_outside(value):
+            return _OUTSIDE["step"]
+        if not self._many or _is_summed_when_read(value):
+            return None
+        if _is_local(value) and _is_the_users_own(value):
+            return _LOCAL_STEP
+        return _SUMMED if self._is_summed_gradient(value) else None
+
+    def _is_outside(self, value):
+        return not self._strategy.extended.variable_created_in_scope(value)
+
+    def _is_from_another_thread(self, value):
+        engine, origin = engine_of(self._model), origin_of(value)
+        return engine is not None and origin is not None and origin.thread not in (None, engine.thread)
+
+    def _is_summed_gradient(self, value):
+        summed = getattr(value, "aggregation", None) == tf.VariableAggregation.SUM
+        return summed and not value.trainable and tuple(value.shape) in self._gradient_shapes
 
 
 def _tensorflow_variable(variable):
     return internals.container_of(variable.value if isinstance(variable, keras.Variable) else variable)
 
 
-def _is_summed(value):
+def _is_summed_when_read(value):
     return getattr(value, "synchronization", None) == tf.VariableSynchronization.ON_READ
 
 
+def _is_local(value):
+    """Whether each replica changes its own copy, without any reduction."""
+    return getattr(value, "aggregation", None) == tf.VariableAggregation.NONE and not value.trainable
+
+
 def _is_the_users_own(value):
-    """Whether it was made by the user, not by Keras for them, and copies do not agree on a value."""
+    """Whether it was made by the user, not by Keras for them."""
     origin = origin_of(value)
-    unaggregated = getattr(value, "aggregation", None) == tf.VariableAggregation.NONE
-    return unaggregated and not value.trainable and origin is not None and not origin.by_keras
+    return origin is not None and not origin.by_keras
 
 
-def _finding(kind, holder, variable, effect, remedy):
+def _changes_by_rows(layer, variable):
+    held = {name for name, value in vars(layer).items() if value is variable}
+    return not _is_a_librarys(type(layer)) and bool(held & set(attributes_changed_by_rows(type(layer))))
+
+
+def _is_a_librarys(cls):
+    return is_library(getattr(getattr(cls.call, "__code__", None), "co_filename", ""))
+
+
+def _finding(kind, holder, variable, fault):
     owner = "the step" if holder is None else f"{'layer' if kind == 'step' else kind} {holder.name}"
     path = getattr(variable, "path", None) or variable.name.split(":")[0]
-    return Finding(path, owner, origin_of(variable, *([] if holder is None else [holder])), effect, remedy)
+    code, severity, effect, remedy = fault
+    origin = origin_of(variable, *([] if holder is None else [holder]))
+    return Finding(code, severity, path, owner, origin, effect, remedy)

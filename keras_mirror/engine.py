@@ -1,6 +1,7 @@
 """What makes one model train on all replicas: methods that shadow those of its class."""
 
 import inspect
+import threading
 
 import keras
 import tensorflow as tf
@@ -42,7 +43,10 @@ class Engine:
         timers: `Timers` of `"train"` and `"test"` steps.
         captured: Variables that the steps traced so far read or write.
         listeners: Functions called with `captured` after a trace, before the traced steps run.
-        rebuilt: Sentences on what was made again inside the scope.
+        rebuilt: `Rebuilt` of each object that was made again inside the scope.
+        step: The step in place of the model's `train_step`, or None.
+        batch_norm: The mode of batch normalisation.
+        thread: Name of the thread that made the model.
         epoch_iterator: Keras' iterator over the data that was built from last.
     """
 
@@ -61,8 +65,9 @@ class Engine:
         self.listeners = []
         self.rebuilt = []
         self.epoch_iterator = None
-        self._step = step
+        self.step = step
         self.batch_norm = batch_norm
+        self.thread = threading.current_thread().name
         self._prepared = set()
 
     def install(self):
@@ -96,9 +101,9 @@ class Engine:
 
     def _rebuild(self, arguments):
         arguments, made_again = rebuild_in_scope(arguments, self.strategy)
-        for sentence in made_again:
-            self.rebuilt.append(sentence)
-            warn_once(("rebuilt", id(self), sentence), f"mirrored_model: {sentence}", stacklevel=5)
+        for each in made_again:
+            self.rebuilt.append(each)
+            warn_once(("rebuilt", id(self), each), f"mirrored_model: {each}", stacklevel=5, code="KM108")
         return arguments
 
     def _after_compile(self):
@@ -162,7 +167,7 @@ class Engine:
                 internals.symbolic_build(self.model, batch)
             except RuntimeError:
                 # A model whose own step never calls it, as in adversarial pairs, need not be callable.
-                if self._step is None and self._has_default("train_step"):
+                if self.step is None and self._has_default("train_step"):
                     raise
         self.prepare()
 
@@ -174,7 +179,7 @@ class Engine:
 
     def _build_on_replica(self, data):
         """Builds in the middle of a loop of the user's own, where no `fit` has built before."""
-        if not internals.is_built(self.model) and self._step is None:
+        if not internals.is_built(self.model) and self.step is None:
             tf.distribute.get_replica_context().merge_call(lambda strategy, data: self._build_outside(data), (data,))
 
     def _build_outside(self, data):
@@ -203,6 +208,7 @@ class Engine:
                     f"{type(self.model).__name__}.compute_loss computes a loss by hand; keras_mirror weighs it by each replica's "
                     "share of the rows, which is right for a mean over rows. To be exact for anything else, build it from "
                     "keras_mirror.global_mean(per_example) or super().compute_loss(...).",
+                    code="KM203",
                 )
         part.marks |= before
         return mark_as_share(loss)
@@ -248,8 +254,8 @@ class Engine:
     def train_step(self, data):
         """The step that `fit`, `TrainingLoop` and `strategy.run(model.train_step, ...)` run on a replica."""
         self._build_on_replica(data)
-        if self._step is not None:
-            return self._step(self.model, data)
+        if self.step is not None:
+            return self.step(self.model, data)
         if not self._has_default("train_step"):
             return type(self.model).train_step(self.model, data)
         return steps.default_train_step(self.model, data) or self.model.get_metrics_result()
@@ -268,7 +274,7 @@ class Engine:
     def make_train_function(self, force=False):
         """What `fit` calls for every batch."""
         if self.model.train_function is None or force:
-            default = self._step is None and self._has_default("train_step")
+            default = self.step is None and self._has_default("train_step")
             step = (lambda data: steps.default_train_step(self.model, data)) if default else self.model.train_step
             self.model.train_function = self._executor(step, "train", default)
 
@@ -277,7 +283,7 @@ class Engine:
 
         Keras would take the result of its tracker of the loss, which such a step never updated.
         """
-        if self._step is not None and isinstance(logs, dict) and "loss" in logs:
+        if self.step is not None and isinstance(logs, dict) and "loss" in logs:
             return logs
         return type(self.model)._get_metrics_result_or_logs(self.model, logs)
 

@@ -1,6 +1,9 @@
 """The one warning category and the exceptions of this package, and the check of what it runs on."""
 
+import collections
 import contextlib
+import pathlib
+import re
 import warnings
 
 KERAS_RANGE = "3.10"
@@ -19,7 +22,7 @@ class MirrorWarning(UserWarning):
 
 
 class OutOfScopeError(RuntimeError):
-    """A variable was made outside the strategy's scope and `on_violation="raise"` was asked for."""
+    """Something is wrong for sure, such as a variable outside of the scope, and `on_violation="raise"` was asked for."""
 
 
 class ReplicasDifferError(RuntimeError):
@@ -27,6 +30,7 @@ class ReplicasDifferError(RuntimeError):
 
 
 _said = set()
+_silenced = collections.Counter()
 
 
 def warn_once(key, message, stacklevel=3, code=None):
@@ -39,9 +43,80 @@ def warn_once(key, message, stacklevel=3, code=None):
         code: Stable short code of the kind of fault, e.g. `"KM201"`, put before the message; its page is
             `docs/codes/KM201.md`.
     """
-    if key not in _said:
+    if key not in _said and not _silenced[code]:
         _said.add(key)
         warnings.warn(message if code is None else f"{code} {message}", MirrorWarning, stacklevel=stacklevel)
+
+
+def known_codes():
+    """Every code that this package can report: those that its own source names, in order."""
+    sources = pathlib.Path(__file__).parent.rglob("*.py")
+    return sorted({code for source in sources for code in re.findall(r"KM\d{3}", source.read_text(encoding="utf-8"))})
+
+
+def check_codes(caller, codes):
+    """Refuses codes that do not exist; returns them as a frozenset.
+
+    Raises:
+        ValueError: If one does not exist; the text lists those that do.
+        TypeError: If `codes` is a single string instead of a tuple.
+    """
+    if isinstance(codes, str):
+        raise TypeError(f"{caller}: expected a tuple of codes and got one string; write ({codes!r},).")
+    unknown = [code for code in codes if code not in known_codes()] if codes else []
+    if unknown:
+        raise ValueError(f"{caller}: there is no code {unknown[0]!r}; the codes are {', '.join(known_codes())}.")
+    return frozenset(codes)
+
+
+class Silence:
+    """What `silence` returns: ends with `undo()`, or at the end of a `with` block."""
+
+    def __init__(self, codes):
+        self._codes = codes
+        self._on = True
+        _silenced.update(codes)
+
+    def undo(self):
+        """Lets the warnings be heard again."""
+        if self._on:
+            self._on = False
+            _silenced.subtract(self._codes)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.undo()
+
+    def __repr__(self):
+        return f"<{'silent' if self._on else 'no longer silent'}: {', '.join(sorted(self._codes))}>"
+
+
+def silence(*codes):
+    """Silences the warnings with these codes, in the whole process, until it is undone.
+
+    A report such as `audit` still lists what it finds; leave findings out of it with `ignore=`.
+
+    Args:
+        *codes: Codes as they stand before each warning, e.g. `"KM205"`; `docs/codes` has a page for each.
+
+    Returns:
+        An object with `undo()`, which is also a context manager.
+
+    Raises:
+        ValueError: If no code is given, or one does not exist.
+
+    Example:
+
+    >>> quiet = km.silence("KM203", "KM205")
+    >>> quiet.undo()
+    >>> with km.silence("KM203"):
+    ...     history = model.fit(x, y, verbose=0)
+    """
+    if not codes:
+        raise ValueError(f"silence: name one code or more; the codes are {', '.join(known_codes())}.")
+    return Silence(check_codes("silence", codes))
 
 
 def forget_warnings():

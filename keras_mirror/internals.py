@@ -16,7 +16,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from tensorflow.python.distribute import values
 from tensorflow.python.eager import context
-from tensorflow.python.framework import func_graph
+from tensorflow.python.framework import func_graph, ops
 
 # --- TensorFlow -----------------------------------------------------------------------------
 
@@ -76,6 +76,18 @@ def autograph(fn):
     return tf.__internal__.autograph.tf_convert(fn, status, convert_by_default=False)
 
 
+def before_autograph(frame):
+    """`(file, line, function)` of the user's source behind a frame of code that AutoGraph wrote, or None."""
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    while frame is not None:
+        converted = frame.f_locals.get("converted_f") if frame.f_code.co_name == "converted_call" else None
+        for place, written in getattr(converted, "ag_source_map", {}).items():
+            if (place.filename, place.lineno) == (file, line):
+                return written.loc.filename, written.loc.lineno, written.function_name
+        frame = frame.f_back
+    return None
+
+
 def container_of(variable):
     """The distributed variable that a replica's copy belongs to, or the variable itself."""
     for place in (variable, getattr(variable, "handle", None)):
@@ -121,9 +133,49 @@ def captured_variables(graph):
     return list(watched) if watched else list(graph.variables)
 
 
-def creator_stack_is_empty():
-    """Whether no `tf.variable_creator_scope` is open in this thread."""
-    return not tf.compat.v1.get_default_graph()._variable_creator_stack
+class _WatchedGraphs(type(ops._default_graph_stack)):
+    """TensorFlow's own store of each thread's default graph; a new one starts with `creators`."""
+
+    creators = []
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "_global_default_graph" and value is not None:
+            self.begin(value)
+
+    def begin(self, graph):
+        stack = graph._variable_creator_stack
+        stack[:0] = [(100, creator) for creator in self.creators if all(creator is not open for _, open in stack)]
+
+
+def see_every_variable(creator):
+    """Opens a `tf.variable_creator_scope` with `creator` in this thread and in every one to come, for good.
+
+    TensorFlow has a default graph per thread, made when it is first needed and again after
+    `clear_session`, and asks it for the creators. This changes the class of the one object that
+    keeps those graphs; no class and no function is replaced.
+    """
+    if not isinstance(ops._default_graph_stack, _WatchedGraphs):
+        ops._default_graph_stack.__class__ = _WatchedGraphs
+    if creator not in _WatchedGraphs.creators:
+        _WatchedGraphs.creators.append(creator)
+    ops._default_graph_stack.begin(tf.compat.v1.get_default_graph())
+
+
+@contextlib.contextmanager
+def without_creators():
+    """While entered, this thread creates variables with nobody watching; for measuring what watching costs."""
+    stack = tf.compat.v1.get_default_graph()._variable_creator_stack
+    creators, stack[:] = list(stack), []
+    try:
+        yield
+    finally:
+        stack[:] = creators
+
+
+def is_made_in_a_scope(variable):
+    """Whether a variable (not a replica's copy, but what holds it) was made in the scope of a strategy."""
+    return getattr(variable, "_distribute_strategy", None) is not None
 
 
 def kinds_of_datasets(dataset):

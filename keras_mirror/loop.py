@@ -168,6 +168,7 @@ class TrainingLoop:
                 ("nothing moved", id(self.model)),
                 "TrainingLoop: the steps never moved model.optimizer.iterations, so the optimizer was not applied; end the step "
                 "with model.optimizer.apply(gradients, model.trainable_variables).",
+                code="KM208",
             )
 
     def batches(self, data, *, batch_size=None, steps_per_epoch=None, shuffle=False, class_weight=None):

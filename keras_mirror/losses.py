@@ -179,6 +179,7 @@ class GlobalLoss(keras.losses.Loss):
             f"The loss {name!r} returns one number for a batch instead of one per row, so it cannot be told if that is a mean; "
             "it is weighed by each replica's share of the rows, which is right for a mean over rows. Return one loss per row "
             "(for example keras.ops.mean(..., axis=-1)) to be exact.",
+            code="KM204",
         )
         value = self.wrapped(y_true, y_pred, sample_weight)
         return mark_as_share(tf.math.multiply_no_nan(value, current_part().share(value.dtype)))

@@ -94,8 +94,9 @@ def _warn_of_strangers(model, strategy):
         warn_once(
             ("strangers", id(model)),
             f"mirrored_model: {len(strangers)} of the model's {len(model.weights)} weights, the first of them {strangers[0].path!r}"
-            f"{f' ({origin})' if origin else ''}, were made outside of build_fn and exist on one device only; make their layers "
-            "inside build_fn. keras_mirror.audit(model) lists all of them.",
+            f"{f' ({origin.place})' if origin else ''}, were made outside of build_fn and exist on one device only; "
+            "make their layers inside build_fn. keras_mirror.audit(model) lists all of them.",
+            code="KM101",
         )
 
 

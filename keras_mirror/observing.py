@@ -53,6 +53,7 @@ def observe(model_or_strategy, callbacks=()):
                 "observe: the steps never moved model.optimizer.iterations, so the model's optimizer was not applied; end the step "
                 "with model.optimizer.apply(gradients, model.trainable_variables).",
                 stacklevel=4,
+                code="KM208",
             )
     except Exception:
         # AutoGraph replaces an exception that is raised while it traces by one of its own.

@@ -1,69 +1,117 @@
 """Where a variable came from: file, line and function of the code that created it."""
 
-import ast
 import dataclasses
-import gc
-import os
 import sys
 import threading
-import types
 
+import keras
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.places import KIND_OF, MAKER, NAMED_MAKER, USER, place
+from keras_mirror.searching import assignment_of
 
 _ORIGIN = "_keras_mirror_origin"
-_LIBRARIES = tuple(os.path.dirname(os.path.abspath(sys.modules[name].__file__)) + os.sep for name in ("keras", "tensorflow")) + (
-    os.path.dirname(os.path.abspath(__file__)) + os.sep,
-)
 
 
-_MAKERS = tuple(os.path.join(_LIBRARIES[0], "src", part) for part in ("layers", "optimizers", "metrics", "random", "trainers"))
-_open_scopes = []
-
-
-def is_library(file):
-    """Whether a file belongs to Keras, TensorFlow or this package."""
-    return file.startswith(_LIBRARIES)
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Origin:
-    """Where a variable was created.
+    """Where a variable was created; what `origin` returns.
 
     Attributes:
-        file: Path, or the name of the notebook cell.
+        file: Path, or the name that Python has for a notebook cell.
         line: int.
         function: Name of the function, `"<module>"` at top level.
-        thread: Name of the thread.
-        by_keras: Whether a layer, an optimizer, a metric or a random generator of Keras made it for
-            that line.
+        layer: Name of the layer, optimizer or metric that made it for that line, None where the
+            line made it by hand.
+        in_scope: Whether it was made in the scope of a strategy.
+        thread: Name of the thread, None where the line was looked up by name afterwards.
+        by_keras: Whether a layer, an optimizer, a metric, a random generator or a trainer of Keras
+            made it for that line.
     """
 
     file: str
     line: int
     function: str
-    thread: str
+    layer: str | None = None
+    in_scope: bool = False
+    thread: str | None = None
     by_keras: bool = False
 
+    @property
+    def place(self):
+        """File and line in short, `In[3], line 2` for a notebook cell."""
+        return place(self.file, self.line)
+
     def __str__(self):
-        return f"{self.file}:{self.line}"
+        details = [f"in {self.function}"] if not self.function.startswith("<") else []
+        details += [f"by {self.layer!r}"] if self.layer else []
+        details += ["in scope" if self.in_scope else "out of scope"]
+        details += [f"thread {self.thread!r}"] if self.thread else []
+        return f"{self.place} ({', '.join(details)})"
+
+    def __repr__(self):
+        return f"<Origin {self}>"
 
 
-def record(variable):
-    """Remembers on the variable itself which of the user's lines is creating it right now."""
-    frame, by_keras = sys._getframe(1), False
-    while frame is not None and is_library(frame.f_code.co_filename):
-        by_keras = by_keras or frame.f_code.co_filename.startswith(_MAKERS)
-        frame = frame.f_back
-    if frame is not None and _ORIGIN not in vars(variable):
-        code = frame.f_code
-        origin = Origin(code.co_filename, frame.f_lineno, code.co_name, threading.current_thread().name, by_keras)
-        try:
-            setattr(variable, _ORIGIN, origin)
-        except AttributeError:
-            pass  # a variable type with slots tells nothing about itself
-    return variable
+def origin(variable):
+    """Tells which line created a variable.
+
+    Every variable created after `import keras_mirror` is remembered with its line, in every thread
+    and after `keras.backend.clear_session` too, at a cost of about one percent of the time that it
+    takes to create a variable. Only names and numbers are kept, on the variable itself, so
+    nothing is kept alive. A variable from before the import is looked up by name, which finds
+    those assigned to a plain name.
+
+    Args:
+        variable: A `keras.Variable` or `tf.Variable`: plain, distributed, or one replica's copy.
+
+    Returns:
+        An `Origin`, or None if nothing is known.
+
+    Raises:
+        TypeError: If `variable` is something else.
+
+    Example:
+
+    >>> counter = tf.Variable(0)
+    >>> print(km.origin(counter))
+    train.py:12 (out of scope, thread 'MainThread')
+    """
+    if not isinstance(variable, (keras.Variable, tf.Variable)):
+        raise TypeError(
+            f"origin: expected a keras.Variable or tf.Variable, and got {type(variable).__name__}; "
+            "ask for one variable, for example keras_mirror.origin(layer.variables[0])."
+        )
+    return origin_of(variable)
+
+
+def origin_of(variable, *holders):
+    """As `origin`, of a variable that the objects `holders` hold, which are looked up by name as well."""
+    value = getattr(variable, "value", variable)
+    value = value if isinstance(value, tf.Variable) else variable
+    container = internals.container_of(value)
+    in_scope = internals.is_made_in_a_scope(container)
+    for each in (value, container, *_copies(container)):
+        found = getattr(each, _ORIGIN, None)
+        if found is not None:
+            file, line, function, layer, thread, by_keras = found
+            return Origin(file, line, function, layer, in_scope, thread, by_keras)
+    found = assignment_of([value, variable, *holders])
+    return None if found is None else Origin(*found, in_scope=in_scope)
+
+
+def _copies(container):
+    return container.values if isinstance(container, tf.distribute.DistributedValues) else ()
+
+
+def watch():
+    """Records the origin of every variable that is created from now on, in every thread.
+
+    Importing the package calls it. A thread that had used TensorFlow before is watched from its
+    next call of `mirrored_model`, `MirroredStrategy` or `keras.backend.clear_session`.
+    """
+    internals.see_every_variable(recording_creator)
 
 
 def recording_creator(next_creator, **kwargs):
@@ -71,92 +119,38 @@ def recording_creator(next_creator, **kwargs):
     return record(next_creator(**kwargs))
 
 
-def watch():
-    """Records the origin of every variable that this thread creates from now on.
+def record(variable):
+    """Remembers on the variable itself which of the user's lines is creating it right now."""
+    frame, maker, by_keras = sys._getframe(1), None, False
+    while frame is not None:
+        kind = KIND_OF[frame.f_code.co_filename]
+        if kind == USER:
+            break
+        if kind == NAMED_MAKER and maker is None:
+            maker = frame
+        by_keras = by_keras or kind in (MAKER, NAMED_MAKER)
+        frame = frame.f_back
+    if frame is not None and getattr(variable, _ORIGIN, None) is None:
+        found = (*_line_of(frame), _name_of_self(maker), threading.current_thread().name, by_keras)
+        try:
+            setattr(variable, _ORIGIN, found)
+        except AttributeError:
+            pass  # a variable type with slots tells nothing about itself
+    return variable
 
-    Importing the package calls it: it registers TensorFlow's public hook for variable creators and
-    patches nothing. Inside somebody else's open creator scope it does nothing, because closing
-    that scope would fail.
+
+def _line_of(frame):
+    code = frame.f_code
+    written = internals.before_autograph(frame) if "__autograph_generated_file" in code.co_filename else None
+    return written or (code.co_filename, frame.f_lineno, code.co_name)
+
+
+def _name_of_self(frame):
+    """The name of the layer, optimizer or metric one of whose methods the frame runs.
+
+    Of library frames only: asking a frame for its locals keeps them until its function returns.
     """
-    if internals.creator_stack_is_empty():
-        scope = tf.variable_creator_scope(recording_creator)
-        scope.__enter__()
-        _open_scopes.append(scope)  # dropping it would close it
-
-
-def origin_of(variable, *holders):
-    """The `Origin` of a variable, or None when nothing is known.
-
-    What was made before this package was imported, after `keras.backend.clear_session` or in
-    another thread was not recorded; it is looked up by name: a global, a local of a function that
-    is running or a closure whose value it is, and the line of the source that assigns it.
-
-    Args:
-        variable: A `keras.Variable` or `tf.Variable`.
-        *holders: Objects that hold it, such as its layer or optimizer, looked up by name as well.
-    """
-    value = getattr(variable, "value", variable)
-    value = value if isinstance(value, tf.Variable) else variable
-    origin = getattr(value, _ORIGIN, None) or getattr(internals.container_of(value), _ORIGIN, None)
-    if origin is not None:
-        return origin
-    targets = [value, variable, *holders]
-    return next((found for search in (_among_locals, _among_globals, _among_closures) for found in search(targets)), None)
-
-
-def _is_any(value, targets):
-    return any(value is target for target in targets)
-
-
-def _among_locals(targets):
-    for frame in sys._current_frames().values():
-        while frame is not None:
-            code = frame.f_code
-            if not is_library(code.co_filename):
-                names = [name for name, value in frame.f_locals.items() if _is_any(value, targets)]
-                line = _assignment(code.co_filename, names, code.co_firstlineno, frame.f_lineno)
-                if line:
-                    yield Origin(code.co_filename, line, code.co_name, "unknown")
-            frame = frame.f_back
-
-
-def _among_globals(targets):
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if file and not is_library(file) and isinstance(module, types.ModuleType):
-            names = [name for name, value in list(vars(module).items()) if _is_any(value, targets)]
-            line = _assignment(file, names)
-            if line:
-                yield Origin(file, line, "<module>", "unknown")
-
-
-def _among_closures(targets):
-    cells = [cell for cell in gc.get_referrers(*targets) if isinstance(cell, types.CellType)]
-    closures = [t for t in gc.get_referrers(*cells) if isinstance(t, tuple)] if cells else []
-    for function in gc.get_referrers(*closures) if closures else ():
-        if isinstance(function, types.FunctionType) and function.__closure__:
-            code = function.__code__
-            names = [name for name, cell in zip(code.co_freevars, function.__closure__) if any(cell is c for c in cells)]
-            line = _assignment(code.co_filename, names, last=code.co_firstlineno)
-            if line:
-                yield Origin(code.co_filename, line, function.__qualname__.split(".<locals>")[0], "unknown")
-
-
-def _assignment(file, names, first=0, last=None):
-    """The last line of `file` (between two lines) that assigns one of `names`, or None."""
-    if not names:
+    if frame is None or not frame.f_code.co_argcount:
         return None
-    try:
-        with open(file, encoding="utf-8") as source:
-            tree = ast.parse(source.read())
-    except (OSError, SyntaxError, ValueError):
-        return None
-    lines = [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Assign, ast.AnnAssign))
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        for name in ast.walk(target)
-        if isinstance(name, ast.Name) and name.id in names
-    ]
-    return max((line for line in lines if first <= line <= (last or line)), default=None)
+    name = getattr(frame.f_locals.get(frame.f_code.co_varnames[0]), "name", None)
+    return name if isinstance(name, str) else None

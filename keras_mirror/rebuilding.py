@@ -1,8 +1,37 @@
 """Optimizers, losses and metrics that were made outside of the scope, made again inside."""
 
+import dataclasses
+
 import keras
 
-from keras_mirror.provenance import origin_of
+from keras_mirror.provenance import Origin, origin_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Rebuilt:
+    """An object that was made again inside the scope.
+
+    Attributes:
+        role: `"optimizer"`, `"metric"` or `"loss"`.
+        name: Its name.
+        origin: `Origin` of the first one, or None.
+        effect: What was done.
+        remedy: What to write to avoid it.
+    """
+
+    role: str
+    name: str
+    origin: Origin | None
+    effect: str
+    remedy: str = "make it in build_fn to keep the object itself"
+
+    @property
+    def what(self):
+        """Role, name and place."""
+        return f"{self.role} {self.name!r}{f' ({self.origin.place})' if self.origin else ''}"
+
+    def __str__(self):
+        return f"the {self.what} {self.effect}; {self.remedy}."
 
 
 def outside(thing, strategy):
@@ -21,12 +50,12 @@ def rebuild_in_scope(arguments, strategy):
         strategy: The strategy.
 
     Returns:
-        `(arguments, sentences)`: one sentence per object that was made again.
+        `(arguments, rebuilt)`: one `Rebuilt` per object that was made again.
 
     Raises:
         ValueError: If an object cannot be made from its own config.
     """
-    sentences = []
+    rebuilt = []
 
     def visit(thing):
         if isinstance(thing, dict):
@@ -40,16 +69,13 @@ def rebuild_in_scope(arguments, strategy):
         strangers = outside(thing, strategy)
         if not strangers:
             return thing
-        origin = origin_of(strangers[0], thing)
-        what = f"{_role(thing)} {thing.name!r}{f' ({origin})' if origin else ''}"
-        sentences.append(
-            f"the {what} was made outside of the strategy's scope and was made again inside from its config"
-            + (", without its state" if getattr(thing, "built", False) and _has_state(thing) else "")
-            + "; make it in build_fn to keep the object itself."
-        )
-        return _again(thing, what)
+        stateful = getattr(thing, "built", False) and _has_state(thing)
+        effect = "was made outside of the strategy's scope and was made again inside from its config"
+        effect += ", without its state" if stateful else ""
+        rebuilt.append(Rebuilt(_role(thing), thing.name, origin_of(strangers[0], thing), effect))
+        return _again(thing, rebuilt[-1].what)
 
-    return visit(arguments), sentences
+    return visit(arguments), rebuilt
 
 
 def _role(thing):

@@ -11,7 +11,8 @@ from keras_mirror import internals
 from keras_mirror.distribution import ReplicaDataset, one_after_another, split_dataset
 from keras_mirror.errors import warn_once
 from keras_mirror.hardware import resolve
-from keras_mirror.provenance import is_library, recording_creator
+from keras_mirror.places import is_library
+from keras_mirror.provenance import recording_creator, watch
 from keras_mirror.rows import Part, RowCounter, current_part, rows_per_replica, working_on
 
 TRACES_BEFORE_WARNING = 5
@@ -59,6 +60,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
     """
 
     def __init__(self, devices=None, cross_device_ops=None):
+        watch()
         names = resolve(devices)
         if cross_device_ops is None:
             all_gpus = len(names) > 1 and all(name.startswith("GPU") for name in names)
@@ -133,6 +135,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
                 ("shard", id(self)),
                 "the dataset was sharded by hand before it is distributed, so each replica's rows are taken from one shard and the "
                 "others are never seen; leave out dataset.shard(...), the strategy hands every row to exactly one replica.",
+                code="KM207",
             )
         if all(name.startswith("CPU") for name in self.devices):
             return ReplicaDataset(self, dataset)
@@ -181,6 +184,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
                     "among the arguments of the tf.function around it is traced for every value: pass tf.constant(value), or "
                     "keep it in a variable.",
                     stacklevel=4,
+                    code="KM205",
                 )
             captured = internals.captured_variables(internals.current_graph())
         elif self.listeners and not self._traces[name]:
@@ -231,6 +235,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
                 f"{self.num_replicas_in_sync} replicas works on all of it; iterate over "
                 "strategy.experimental_distribute_dataset(dataset) instead.",
                 stacklevel=4,
+                code="KM206",
             )
 
     def reduce(self, reduce_op, value, axis=None):
@@ -285,6 +290,7 @@ def _warn_of_wrong_factors(fn, part):
             f"the update {replicas}.00 times too large, and a mean divided by the number of replicas is off for uneven batches. "
             "Use loss = keras_mirror.global_mean(loss_per_row), or model.compute_loss(...).",
             stacklevel=6,
+            code="KM201",
         )
     elif "asked for replicas" in part.marks:
         warn_once(
@@ -292,6 +298,7 @@ def _warn_of_wrong_factors(fn, part):
             f"{name} reads strategy.num_replicas_in_sync and its loss is a share of the global loss already; dividing it by the "
             f"number of replicas again makes the update {replicas}.00 times too small. Drop the division.",
             stacklevel=6,
+            code="KM202",
         )
 
 

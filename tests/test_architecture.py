@@ -17,6 +17,8 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "batches",
     "internals",
     "hardware",
+    "places",
+    "searching",
     "provenance",
     "rows",
     "distribution",
@@ -34,6 +36,9 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "pacing",
     "engine",
     "model",
+    "findings",
+    "reading",
+    "hints",
     "auditing",
     "snapshot",
     "comparing",
@@ -115,3 +120,17 @@ def test_the_docs_explain_every_internal():
 def test_public_names_are_documented():
     for name in keras_mirror.__all__:
         assert getattr(keras_mirror, name).__doc__, name
+
+
+def test_every_code_has_a_page_and_every_page_a_code():
+    folder = ROOT.parent / "docs" / "codes"
+    index = (folder / "README.md").read_text()
+    used = {code for _, path in files() for code in re.findall(r"KM\d{3}", path.read_text())}
+    assert used
+    for code in sorted(used):
+        page = folder / f"{code}.md"
+        assert page.exists(), f"{code} has no page docs/codes/{code}.md"
+        headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+        assert headings[0].startswith(f"{code}: ") and headings[1:] == ["Symptom", "Cause", "Cure"], code
+        assert f"[{code}]({code}.md)" in index, f"{code} does not stand in docs/codes/README.md"
+    assert {path.stem for path in folder.glob("KM*.md")} == used

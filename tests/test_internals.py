@@ -4,7 +4,10 @@ When one of these fails after an upgrade, the function of the same name in `inte
 has to change. Each test says what can be deleted once upstream makes the name unnecessary.
 """
 
+import inspect
 import random
+import sys
+import threading
 
 import keras
 import numpy as np
@@ -107,13 +110,60 @@ def test_current_graph_and_captured_variables():
     assert unused.numpy() == 2.0
 
 
-def test_creator_stack_is_empty():
-    """Delete once variable creators can be registered without a scope."""
-    tf.compat.v1.reset_default_graph()
-    assert internals.creator_stack_is_empty()
-    with tf.variable_creator_scope(lambda following, **kwargs: following(**kwargs)):
-        assert not internals.creator_stack_is_empty()
-    assert internals.creator_stack_is_empty()
+def test_see_every_variable(monkeypatch):
+    """Delete once TensorFlow has a variable creator for all threads, which `clear_session` keeps."""
+    monkeypatch.setattr(internals._WatchedGraphs, "creators", list(internals._WatchedGraphs.creators))
+    seen = []
+
+    def creator(following, **kwargs):
+        seen.append(kwargs["name"])
+        return following(**kwargs)
+
+    internals.see_every_variable(creator)
+    internals.see_every_variable(creator)
+    tf.Variable(0, name="here")
+    keras.backend.clear_session()
+    tf.Variable(0, name="after clear_session")
+    thread = threading.Thread(target=lambda: tf.Variable(0, name="in a thread"))
+    thread.start()
+    thread.join()
+    with internals.without_creators():
+        tf.Variable(0, name="unseen")
+    assert seen == ["here", "after clear_session", "in a thread"]
+    monkeypatch.undo()
+    keras.backend.clear_session()
+    tf.Variable(0, name="no longer")
+    assert len(seen) == 3
+
+
+def test_before_autograph():
+    """Delete once AutoGraph runs code under the user's own lines."""
+    found = []
+
+    @tf.autograph.experimental.do_not_convert
+    def look():
+        frame = sys._getframe()
+        while "__autograph_generated_file" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        found.append(internals.before_autograph(frame))
+
+    @tf.function
+    def traced(x):
+        if x > 0:
+            look()
+        return x
+
+    traced(tf.constant(1))
+    lines, first = inspect.getsourcelines(traced.python_function)
+    line = first + next(i for i, text in enumerate(lines) if "look()" in text)
+    assert found[0] == (__file__, line, "traced")
+
+
+def test_is_made_in_a_scope(strategy):
+    """Delete once variables tell publicly which strategy they belong to."""
+    with strategy.scope():
+        inside = tf.Variable(0.0)
+    assert internals.is_made_in_a_scope(inside) and not internals.is_made_in_a_scope(tf.Variable(0.0))
 
 
 def test_layers_of():

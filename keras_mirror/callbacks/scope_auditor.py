@@ -4,7 +4,7 @@ import keras
 
 from keras_mirror.auditing import audit
 from keras_mirror.engine import engine_of
-from keras_mirror.errors import OutOfScopeError, warn_once
+from keras_mirror.errors import OutOfScopeError, check_codes, warn_once
 
 
 class ScopeAuditor(keras.callbacks.Callback):
@@ -14,12 +14,18 @@ class ScopeAuditor(keras.callbacks.Callback):
     step runs, so that a variable which only the step uses (the forgotten global counter) is found
     too. Costs nothing per step.
 
+    Reports what `audit` reports, each finding with a code, a severity and a page in `docs/codes`.
+    Notes are only in the report.
+
     Args:
-        on_violation: `"warn"` for a `MirrorWarning` per variable, `"raise"` to stop before the
-            first step with an `OutOfScopeError`.
+        on_violation: `"warn"` for a `MirrorWarning` per error or warning. `"raise"` to stop before
+            the first step with an `OutOfScopeError` where results are wrong for sure (errors, such
+            as every variable out of scope); what is wrong in some circumstances only is warned of.
+        ignore: Tuple of codes to leave out, e.g. `("KM106",)`.
 
     Raises:
-        ValueError: If `on_violation` is something else.
+        TypeError: If `ignore` is a string.
+        ValueError: If `on_violation` is something else, or a code does not exist.
 
     Example:
 
@@ -32,18 +38,19 @@ class ScopeAuditor(keras.callbacks.Callback):
     async_safe = True
     every_batch = False
 
-    def __init__(self, on_violation="warn"):
+    def __init__(self, on_violation="warn", ignore=()):
         super().__init__()
         if on_violation not in ("warn", "raise"):
             raise ValueError(f"ScopeAuditor: on_violation must be 'warn' or 'raise', and got {on_violation!r}.")
         self.on_violation = on_violation
+        self.ignore = check_codes("ScopeAuditor: ignore", ignore)
         self.violation = None  # what was raised
 
     def report(self):
         """The `Audit` of the model as it is now."""
         if self.model is None:
             raise RuntimeError("ScopeAuditor.report: the auditor has no model yet; pass it to fit(callbacks=[...]) first.")
-        return audit(self.model)
+        return audit(self.model, self.ignore)
 
     def on_train_begin(self, logs=None):
         self._begin()
@@ -70,10 +77,12 @@ class ScopeAuditor(keras.callbacks.Callback):
         return [place for place in (engine_of(self.model), self.model.distribute_strategy) if hasattr(place, "listeners")]
 
     def _look(self, captured=None):
-        found = audit(self.model).findings
-        if found and self.on_violation == "raise":
+        found = [finding for finding in self.report().findings if finding.severity != "note"]
+        errors = [finding for finding in found if finding.severity == "error"]
+        if errors and self.on_violation == "raise":
             self._end()
-            self.violation = OutOfScopeError("; ".join(str(finding) for finding in found))
+            self.violation = OutOfScopeError("; ".join(str(finding) for finding in errors))
             raise self.violation
         for finding in found:
-            warn_once((id(self.model), finding.path, finding.owner, finding.origin), f"ScopeAuditor: {finding}", stacklevel=4)
+            key = (id(self.model), finding.code, finding.path, finding.owner, finding.origin)
+            warn_once(key, f"ScopeAuditor: {finding.sentence}", stacklevel=4, code=finding.code)
