@@ -167,7 +167,7 @@ class _Look:
         """Findings on what only the steps use."""
         for variable in captured:
             value = internals.container_of(variable)
-            fault = self._first_time(value) and not hasattr(value, "keras_mirror_own") and self._fault_of_captured(value)
+            fault = self._first_time(value) and "keras_mirror_own" not in vars(value) and self._fault_of_captured(value)
             if fault:
                 yield _finding("step", None, value, fault)
 
