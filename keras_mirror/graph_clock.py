@@ -31,8 +31,8 @@ class GraphClock(NoClock):
 
     The next batch is fetched while the step runs, so only the time between the end of the step and
     the arrival of the batch is waiting. A step has ended when every operation of it that changes
-    something has run and each replica's device has handed a number over to the host, which a GPU
-    does after all that was asked of it before.
+    something has run and, as a GPU only takes note of what it is to do, each GPU has handed a number
+    over to the host, which it does after all that was asked of it before.
 
     Args:
         strategy: The strategy that runs the steps.
@@ -41,6 +41,7 @@ class GraphClock(NoClock):
 
     def __init__(self, strategy, model):
         self._strategy = strategy
+        self.hands_over = any("CPU" not in device for device in strategy.extended.worker_devices)
         self._witness = internals.loss_tracker(model).variables[0].value
         with tf.init_scope(), tf.device("CPU:0"):
             self._handed_over = tf.Variable(0.0, trainable=False, name="handed_over")
@@ -59,7 +60,7 @@ class GraphClock(NoClock):
         before = len(graph.get_operations())
         run()
         changes = [op for op in graph.get_operations()[before:] if op.op_def.is_stateful and op.type != "ReadVariableOp"]
-        ended = _now([self._all_handed_over(changes)])
+        ended = _now([self._all_handed_over(changes)] if self.hands_over else changes)
         return ended, waiting, stepping + (ended - since)
 
     def _all_handed_over(self, changes):

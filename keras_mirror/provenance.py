@@ -93,12 +93,16 @@ def origin_of(variable, *holders):
     container = internals.container_of(value)
     in_scope = internals.is_made_in_a_scope(container)
     for each in (value, container, *_copies(container)):
-        found = getattr(each, _ORIGIN, None)
+        found = _own_attributes(each).get(_ORIGIN)
         if found is not None:
             file, line, function, layer, thread, by_keras = found
             return Origin(file, line, function, layer, in_scope, thread, by_keras)
     found = assignment_of([value, variable, *holders])
     return None if found is None else Origin(*found, in_scope=in_scope)
+
+
+def _own_attributes(variable):
+    return getattr(variable, "__dict__", {})  # getattr(variable, name) itself would read, and reduce, a metric's variable
 
 
 def _copies(container):
@@ -130,7 +134,7 @@ def record(variable):
             maker = frame
         by_keras = by_keras or kind in (MAKER, NAMED_MAKER)
         frame = frame.f_back
-    if frame is not None and getattr(variable, _ORIGIN, None) is None:
+    if frame is not None and _ORIGIN not in _own_attributes(variable):
         found = (*_line_of(frame), _name_of_self(maker), threading.current_thread().name, by_keras)
         try:
             setattr(variable, _ORIGIN, found)

@@ -178,6 +178,17 @@ def test_many_steps_stay_in_one_call_and_weights_stay_the_same(data, build_fn, c
     assert out.count("throughput: ") == 3 and "waiting for data" in out and "examples_per_second" not in out
 
 
+def test_a_step_ends_when_every_replica_has_handed_over_a_number(data, build_fn):
+    """As on GPUs, on CPU replicas."""
+    throughput, model = km.Throughput(), km.mirrored_model(build_fn, devices=2)
+    model.make_train_function()
+    clock = model.train_function._clock()
+    assert clock.hands_over is False
+    clock.hands_over = True
+    model.fit(*data, batch_size=10, epochs=2, verbose=0, callbacks=[throughput])
+    assert clock._handed_over.numpy() > 0 and throughput.spans[1].stepping > 0
+
+
 def test_an_epoch_of_warm_up_alone_logs_nan(data, build_fn):
     throughput = km.Throughput()
     model = km.mirrored_model(build_fn, devices=2)
