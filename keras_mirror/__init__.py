@@ -8,7 +8,7 @@ from keras_mirror import errors
 errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend())
 
 from keras_mirror.auditing import audit  # noqa: E402
-from keras_mirror.callbacks import ReplicaBatchLogger, ScopeAuditor  # noqa: E402
+from keras_mirror.callbacks import ReplicaBatchLogger, Resume, ScopeAuditor  # noqa: E402
 from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
@@ -24,6 +24,7 @@ __all__ = [
     "MirroredStrategy",
     "OutOfScopeError",
     "ReplicaBatchLogger",
+    "Resume",
     "ScopeAuditor",
     "TrainingLoop",
     "audit",

@@ -40,12 +40,25 @@ def arrange(callbacks, verbose):
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks.sort(key=lambda callback: not getattr(callback, "adds_replica_logs", False))
+        callbacks.callbacks[:] = _last(callbacks.callbacks)
         return callbacks
     flat = keras.tree.flatten(callbacks) if callbacks else []
+    if any(getattr(callback, "comes_last", False) for callback in flat):
+        history = [] if any(isinstance(callback, keras.callbacks.History) for callback in flat) else [keras.callbacks.History()]
+        callbacks = flat = _last([*flat, *history])
     loggers = [callback for callback in flat if getattr(callback, "adds_replica_logs", False)]
     if not loggers:
         return callbacks
     others = [callback for callback in flat if not getattr(callback, "adds_replica_logs", False)]
     if verbose != 0 and not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in others):
         others.append(ReplicaProgbarLogger(loggers))
-    return [*loggers, *others]
+    return _last([*loggers, *others])
+
+
+def _last(callbacks):
+    """Those that save what the others count come last, and are told of the others."""
+    last = [callback for callback in callbacks if getattr(callback, "comes_last", False)]
+    others = [callback for callback in callbacks if not getattr(callback, "comes_last", False)]
+    for callback in last:
+        callback.others = others
+    return others + last

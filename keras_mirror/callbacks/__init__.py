@@ -1,6 +1,7 @@
 """Callbacks for `fit`, `evaluate` and the loops of this package."""
 
 from keras_mirror.callbacks.replica_batch_logger import ReplicaBatchLogger
+from keras_mirror.callbacks.resume import Resume
 from keras_mirror.callbacks.scope_auditor import ScopeAuditor
 
-__all__ = ["ReplicaBatchLogger", "ScopeAuditor"]
+__all__ = ["ReplicaBatchLogger", "Resume", "ScopeAuditor"]
