@@ -8,7 +8,7 @@ from keras_mirror import errors
 errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend())
 
 from keras_mirror.auditing import audit  # noqa: E402
-from keras_mirror.callbacks import ReplicaBatchLogger, Resume, ScopeAuditor  # noqa: E402
+from keras_mirror.callbacks import ReplicaBatchLogger, Resume, ScopeAuditor, scale_learning_rate  # noqa: E402
 from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
@@ -33,6 +33,7 @@ __all__ = [
     "mirrored_model",
     "observe",
     "plan",
+    "scale_learning_rate",
     "virtual_cpus",
 ]
 __version__ = "0.1.0"

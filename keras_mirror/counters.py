@@ -5,7 +5,8 @@ import json
 
 from keras_mirror.saves import NotPlain, to_plain
 
-_NOT_COUNTERS = ("_model", "model", "params", "validation_data")
+# Keras' callbacks turn the sign of `min_delta`, a setting, when they first look at their metric.
+_NOT_COUNTERS = ("_model", "model", "params", "validation_data", "min_delta")
 
 
 class Counters:

@@ -8,6 +8,7 @@ upstream changes. `docs/internals.md` says why each is needed.
 import contextlib
 import threading
 
+import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
@@ -340,6 +341,12 @@ def is_built(model):
 def skip_all_reduce(optimizer):
     """Makes the optimizer take its gradients as already summed over the replicas."""
     set_attribute(optimizer, "_all_reduce_sum_gradients", lambda grads_and_vars: grads_and_vars)
+
+
+def learning_rate_schedule(optimizer):
+    """The schedule that an optimizer takes its learning rate from, or None where it is a number."""
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
 def variables_updated_by(optimizer):

@@ -53,7 +53,10 @@ class Pace(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._iterator = self._engine.epoch_iterator
-        self._executor = self.model.train_function
+
+    @property
+    def _executor(self):
+        return self.model.train_function
 
     def on_epoch_begin(self, epoch, logs=None):
         seconds = self._executor.seconds_per_step

@@ -43,7 +43,7 @@ def arrange(callbacks, verbose):
         callbacks.callbacks[:] = _last(callbacks.callbacks)
         return callbacks
     flat = keras.tree.flatten(callbacks) if callbacks else []
-    if any(getattr(callback, "comes_last", False) for callback in flat):
+    if any(hasattr(callback, "others") for callback in flat):
         history = [] if any(isinstance(callback, keras.callbacks.History) for callback in flat) else [keras.callbacks.History()]
         callbacks = flat = _last([*flat, *history])
     loggers = [callback for callback in flat if getattr(callback, "adds_replica_logs", False)]
@@ -56,9 +56,8 @@ def arrange(callbacks, verbose):
 
 
 def _last(callbacks):
-    """Those that save what the others count come last, and are told of the others."""
-    last = [callback for callback in callbacks if getattr(callback, "comes_last", False)]
-    others = [callback for callback in callbacks if not getattr(callback, "comes_last", False)]
-    for callback in last:
-        callback.others = others
-    return others + last
+    """Those that save what the others count come last; those with an attribute `others` are told of the others."""
+    for callback in callbacks:
+        if hasattr(callback, "others"):
+            callback.others = [other for other in callbacks if other is not callback]
+    return sorted(callbacks, key=lambda callback: getattr(callback, "comes_last", False))

@@ -41,6 +41,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "observing",
     "callbacks.replica_batch_logger",
     "callbacks.resume",
+    "callbacks.scale_learning_rate",
     "callbacks.scope_auditor",
     "callbacks",
     "__init__",

@@ -2,6 +2,7 @@
 
 from keras_mirror.callbacks.replica_batch_logger import ReplicaBatchLogger
 from keras_mirror.callbacks.resume import Resume
+from keras_mirror.callbacks.scale_learning_rate import scale_learning_rate
 from keras_mirror.callbacks.scope_auditor import ScopeAuditor
 
-__all__ = ["ReplicaBatchLogger", "Resume", "ScopeAuditor"]
+__all__ = ["ReplicaBatchLogger", "Resume", "ScopeAuditor", "scale_learning_rate"]

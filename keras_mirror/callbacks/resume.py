@@ -93,7 +93,7 @@ class Resume(keras.callbacks.Callback):
                 "Resume: the model was not built by keras_mirror, so its steps and data cannot be followed; build it with "
                 "keras_mirror.mirrored_model(build_fn)."
             )
-        if any(isinstance(callback, (keras.callbacks.BackupAndRestore, Resume)) for callback in self.others if callback is not self):
+        if any(isinstance(callback, (keras.callbacks.BackupAndRestore, Resume)) for callback in self.others):
             raise ValueError("Resume: it takes the place of BackupAndRestore, and of another Resume; leave the others out.")
 
     def _newest(self):
