@@ -273,3 +273,57 @@ def test_epoch_iterator_and_logs(data, build_fn):
     assert internals.is_built(model)
     assert set(internals.metrics_or_logs(model, {"own": 1.0})) == {"own"}
     assert set(internals.metrics_or_logs(model, {"loss": 1.0, "mae": 1.0})) == {"loss", "mae"}
+
+
+def test_what_decides_the_order_of_a_dataset():
+    """Delete `datasets_below`, `functions_of_dataset`, `shuffle_seeds` and `batch_size_of` once `tf.data` tells of
+    shuffles and their seeds publicly."""
+    tf.random.set_seed(None)
+    plain = tf.data.Dataset.range(4)
+    shuffled = plain.shuffle(2)
+    dataset = shuffled.map(lambda x: x + 1).batch(3)
+    found = list(internals.datasets_below(dataset))
+    assert [above for _, above in found] == [(), ("Batch",), ("Batch", "Map"), ("Batch", "Map", "Shuffle")]
+    assert found[0][0] is dataset and found[-1][0] is plain
+    assert internals.shuffle_seeds(shuffled) == (0, 0) and internals.shuffle_seeds(plain) is None
+    assert internals.shuffle_seeds(plain.shuffle(2, seed=5))[1] == 5
+    assert internals.batch_size_of(dataset) == 3 and internals.batch_size_of(plain) is None
+    (graph,) = internals.functions_of_dataset(found[1][0])
+    assert any(node.op == "AddV2" for node in graph.node)
+
+
+def test_global_generators():
+    """Delete `global_tf_generator` and `global_seed_generator` once they can be asked for without being made."""
+    keras.backend.clear_session()
+    assert internals.global_seed_generator() is None
+    keras.random.uniform(())
+    assert internals.global_seed_generator().state.shape == (2,)
+    made = tf.random.get_global_generator()
+    assert internals.global_tf_generator() is made
+
+
+def test_positions_of_an_epoch_iterator(data, build_fn):
+    """Delete `set_dataset_of`, `replace_enumeration`, `steps_taken`, `set_steps_taken`, `present_iterator`,
+    `set_present_iterator`, `set_restored_epoch` and `rows_and_batch_size` once Keras can begin in the middle of an epoch."""
+    model = km.mirrored_model(build_fn, devices=2)
+    iterator = internals.epoch_iterator(model, *data, None, 8, 2, False, None)
+    assert internals.rows_and_batch_size(iterator.data_adapter) == (29, 8)
+    steps = []
+    internals.replace_enumeration(iterator, lambda epoch: (steps.append(step[:2]) or step for step in epoch))
+    internals.set_dataset_of(iterator, internals.dataset_of(iterator))
+    for _, _, batches in iterator:
+        next(batches)
+    assert steps == [(0, 0), (1, 1)]
+    assert internals.steps_taken(iterator) == 2 and internals.present_iterator(iterator) is not None
+    internals.set_steps_taken(iterator, 4)
+    internals.set_present_iterator(iterator, None)
+    assert (internals.steps_taken(iterator), internals.present_iterator(iterator)) == (4, None)
+    internals.set_restored_epoch(model, 3)
+    assert internals.restored_epoch(model) == 3
+
+
+def test_learning_rate_schedule():
+    """Delete `learning_rate_schedule` once an optimizer hands out its schedule."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)
+    assert internals.learning_rate_schedule(keras.optimizers.SGD(schedule)) is schedule
+    assert internals.learning_rate_schedule(keras.optimizers.SGD(0.1)) is None

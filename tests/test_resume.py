@@ -70,6 +70,9 @@ KINDS = {
 }
 
 
+EVERY_STEP = ("arrays", "tf.data, shuffled", "PyDataset")  # of the others some
+
+
 class Copied(km.Resume):
     """Keeps every save, as a kill right after it would leave it."""
 
@@ -120,7 +123,7 @@ def test_going_on_after_every_step(kind, tmp_path):
     assert_equal_bits(never_stopped, fit(model, KINDS[kind](), Copied(tmp_path / "run", save_freq=1))[0])
     stops = sorted(tmp_path.glob("after-*"))
     assert len(stops) == (3 if "steps_per_epoch" in KINDS[kind]() or "passes" in kind else 4) * EPOCHS + EPOCHS
-    for stop in stops:
+    for stop in stops if kind in EVERY_STEP else stops[1::3]:
         started(model, beginning)
         found, its_history = fit(model, KINDS[kind](), km.Resume(stop, save_freq=1))
         assert_equal_bits(never_stopped, found)
@@ -178,7 +181,9 @@ class Weights(keras.callbacks.Callback):
 def test_two_replicas_four_and_back(tmp_path):
     def plain():
         layers = keras.layers
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.BatchNormalization(), layers.Dense(1)])
+        model = keras.Sequential(
+            [keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.BatchNormalization(), layers.Dense(1)]
+        )
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
         return model
 

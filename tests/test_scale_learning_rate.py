@@ -73,9 +73,7 @@ def test_schedules_are_multiplied(model_of, capsys):
     steps = moved(model_of(schedule), from_batch=4, to_batch=12, warmup_steps=2, verbose=2)
     assert steps == pytest.approx([0.1 * 1, 0.1 * 2, 0.01 * 3, 0.01 * 3], rel=1e-5)
     assert "1 -> 3 times the schedule PiecewiseConstantDecay" in capsys.readouterr().out
-    again = keras.saving.deserialize_keras_object(
-        keras.saving.serialize_keras_object(ScaledSchedule(schedule, 3.0, 2))
-    )
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(ScaledSchedule(schedule, 3.0, 2)))
     assert float(again(1)) == pytest.approx(0.2)
 
 

@@ -114,7 +114,9 @@ class Resume(keras.callbacks.Callback):
                 )
             return found
         if damage:
-            raise OSError(f"Resume: every save in {self._saves.directory} is damaged ({'; '.join(damage)}); delete it to start over.")
+            raise OSError(
+                f"Resume: every save in {self._saves.directory} is damaged ({'; '.join(damage)}); delete it to start over."
+            )
         return None, None
 
     def _check_versions(self):
@@ -206,10 +208,10 @@ class Resume(keras.callbacks.Callback):
             self._engine.epoch_iterator.steps_per_execution = self.model.train_function.steps = 1
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.every_steps and (batch + 1) // self.every_steps > self._saved_at // self.every_steps:
-            self._saved_at = batch + 1
-            total = self.params.get("steps")
-            step = batch + 1 if total is None else min(batch + 1, total)
+        total = self.params.get("steps")
+        step = batch + 1 if total is None else min(batch + 1, total)  # a call of many steps ends with the epoch
+        if self.every_steps and step // self.every_steps > self._saved_at // self.every_steps:
+            self._saved_at = step
             self._save(self._epoch, step, logs)
 
     def on_epoch_end(self, epoch, logs=None):
