@@ -127,8 +127,8 @@ class Resume(keras.callbacks.Callback):
 
     def _refuse(self, difference):
         raise ValueError(
-            f"Resume: {self._path} is of another run: {difference}. Start the script that saved it, or give this one a directory of "
-            "its own."
+            f"Resume: {self._path} is of another run: {difference}. Start the script that saved it, or give this one a directory "
+            "of its own."
         )
 
     def _go_on(self):
@@ -179,8 +179,8 @@ class Resume(keras.callbacks.Callback):
             if id(holder) not in known and not getattr(holder, "keras_mirror_own", False):
                 warn_once(
                     ("unsaved", id(holder)),
-                    f"Resume: the step uses the variable {holder.name}, which belongs to no layer, metric or optimizer of the model, "
-                    "so it is not saved, and begins anew in a resumed run; make it with add_weight in a layer.",
+                    f"Resume: the step uses the variable {holder.name}, which belongs to no layer, metric or optimizer of the "
+                    "model, so it is not saved, and begins anew in a resumed run; make it with add_weight in a layer.",
                     stacklevel=4,
                     code="KM603",
                 )

@@ -112,8 +112,8 @@ class ScaledLearningRate(keras.callbacks.Callback):
         for callback in self.others:
             if isinstance(callback, assigning):
                 raise ValueError(
-                    f"scale_learning_rate: {type(callback).__name__} assigns learning rates, which Keras refuses for a schedule, and "
-                    "warm-up is one; leave one of the two out, or use warmup_steps=0 with a plain number as the rate."
+                    f"scale_learning_rate: {type(callback).__name__} assigns learning rates, which Keras refuses for a schedule, "
+                    "and warm-up is one; leave one of the two out, or use warmup_steps=0 with a plain number as the rate."
                 )
 
 
