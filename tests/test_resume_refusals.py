@@ -38,7 +38,7 @@ def test_another_run_is_refused_by_what_differs(tmp_path, monkeypatch):
     fit(saved, tmp_path)
     before = saved.get_weights()
     for text, differs in [
-        ("dense/kernel of shape \\(6, 5\\).* where this model has dense/kernel of shape \\(6, 4\\)", {"model": model_of(4)}),
+        ("dense/kernel of shape \\(6, 5\\).* where this model has .*dense/kernel of shape \\(6, 4\\)", {"model": model_of(4)}),
         ("its optimizer was made with .*momentum=0.9.*where this one has .*momentum=0.5",
          {"model": model_of(momentum=0.5)}),
         ("the batch size of its data was 4 and is 5", {"batch_size": 5}),
