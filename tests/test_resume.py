@@ -82,12 +82,12 @@ class Copied(km.Resume):
         shutil.copytree(newest, self._saves.directory.parent / f"after-{int(newest.name[5:]):02d}" / newest.name)
 
 
-def fit(model, data, resume=None, callbacks=(), **arguments):
+def fit(model, data, resume=None, callbacks=(), plateau=True, **arguments):
     """Trains as a script would that was just started; returns what it ends with."""
     arguments = {"epochs": EPOCHS, "verbose": 0, "shuffle": isinstance(data.get("x"), np.ndarray), **data, **arguments}
     arguments.setdefault("validation_data", (XV, YV))
-    plateau = keras.callbacks.ReduceLROnPlateau(monitor="mae", patience=1, min_delta=9.0, factor=0.5)
-    history = model.fit(callbacks=[plateau, *callbacks, *([resume] if resume else [])], **arguments)
+    lowers = [keras.callbacks.ReduceLROnPlateau(monitor="mae", patience=1, min_delta=9.0, factor=0.5)] if plateau else []
+    history = model.fit(callbacks=[*lowers, *callbacks, *([resume] if resume else [])], **arguments)
     return ending(model), history.history
 
 
@@ -233,15 +233,16 @@ def test_loss_scale_accumulation_and_averages(tmp_path):
     keras.mixed_precision.set_dtype_policy("mixed_float16")
     model, beginning = mirrored(with_options, callbacks=[km.scale_learning_rate(4, 8, warmup_steps=5)])
     started(model, beginning)
-    never_stopped, _ = fit(model, KINDS["arrays"](), callbacks=[km.scale_learning_rate(4, 8, warmup_steps=5)])
+    never_stopped, _ = fit(model, KINDS["arrays"](), None, [km.scale_learning_rate(4, 8, warmup_steps=5)], plateau=False)
     scale = float(model.optimizer.dynamic_scale.numpy())
     assert scale != 2.0**16
     started(model, beginning)
+    stopping = [km.scale_learning_rate(4, 8, warmup_steps=5), Steps(6)]
     with pytest.raises(Stop):
-        fit(model, KINDS["arrays"](), km.Resume(tmp_path, save_freq=1), [km.scale_learning_rate(4, 8, warmup_steps=5), Steps(6)])
+        fit(model, KINDS["arrays"](), km.Resume(tmp_path, save_freq=1), stopping, plateau=False)
     keras.utils.set_random_seed(7)
     again = km.mirrored_model(with_options, devices=2)
-    found, _ = fit(again, KINDS["arrays"](), km.Resume(tmp_path, save_freq=1), [km.scale_learning_rate(4, 8, warmup_steps=5)])
+    found, _ = fit(again, KINDS["arrays"](), km.Resume(tmp_path, save_freq=1), stopping[:1], plateau=False)
     assert_equal_bits(never_stopped, found)
     assert float(again.optimizer.dynamic_scale.numpy()) == scale
 
