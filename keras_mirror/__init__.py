@@ -8,7 +8,7 @@ from keras_mirror import errors
 errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend())
 
 from keras_mirror.auditing import audit  # noqa: E402
-from keras_mirror.callbacks import ReplicaBatchLogger, ReplicaConsistency, ScopeAuditor, Throughput  # noqa: E402
+from keras_mirror.callbacks import ReplicaBatchLogger, ReplicaConsistency, Resume, ScopeAuditor, Throughput, scale_learning_rate  # noqa: E402
 from keras_mirror.checking import check  # noqa: E402
 from keras_mirror.consistency import compare_replicas  # noqa: E402
 from keras_mirror.data_audit import audit_data  # noqa: E402
@@ -32,6 +32,7 @@ __all__ = [
     "ReplicaBatchLogger",
     "ReplicaConsistency",
     "ReplicasDifferError",
+    "Resume",
     "ScopeAuditor",
     "Throughput",
     "TrainingLoop",
@@ -45,6 +46,7 @@ __all__ = [
     "observe",
     "origin",
     "plan",
+    "scale_learning_rate",
     "scaling",
     "silence",
     "virtual_cpus",

@@ -132,6 +132,7 @@ class ReplicaDataset(tf.distribute.DistributedDataset):
     TensorFlow's distributed iterator.
 
     Attributes:
+        source: The dataset of global batches that it was made from.
         global_spec: The element spec of the global batches.
         cardinality: Number of global batches, or `tf.data`'s negative codes for infinite and unknown.
     """
@@ -139,6 +140,7 @@ class ReplicaDataset(tf.distribute.DistributedDataset):
     def __init__(self, strategy, dataset):
         self._strategy = strategy
         self._parts = split_dataset(dataset, strategy.num_replicas_in_sync)
+        self.source = dataset
         self.global_spec = dataset.element_spec
         self.cardinality = dataset.cardinality()
         if not tf.is_symbolic_tensor(self.cardinality):

@@ -1,6 +1,7 @@
 """What makes one model train on all replicas: methods that shadow those of its class."""
 
 import inspect
+import math
 import threading
 
 import keras
@@ -48,6 +49,8 @@ class Engine:
         batch_norm: The mode of batch normalisation.
         thread: Name of the thread that made the model.
         epoch_iterator: Keras' iterator over the data that was built from last.
+        data_listener: Function called with Keras' iterator over training data that a `TrainingLoop` begins to use.
+        resumed_logs: Logs of the step before a resumed run stopped, for an epoch that has no step left.
     """
 
     SHADOWS = (
@@ -68,6 +71,8 @@ class Engine:
         self.step = step
         self.batch_norm = batch_norm
         self.thread = threading.current_thread().name
+        self.data_listener = None
+        self.resumed_logs = {}
         self._prepared = set()
 
     def install(self):
@@ -283,6 +288,7 @@ class Engine:
 
         Keras would take the result of its tracker of the loss, which such a step never updated.
         """
+        logs = logs or self.resumed_logs
         if self.step is not None and isinstance(logs, dict) and "loss" in logs:
             return logs
         return type(self.model)._get_metrics_result_or_logs(self.model, logs)
@@ -306,6 +312,7 @@ class Engine:
 
     def fit(self, *args, callbacks=None, **kwargs):
         """`keras.Model.fit`."""
+        self.resumed_logs = {}
         callbacks = self._with_pace(arrange(callbacks, kwargs.get("verbose", "auto")))
         return self._called("fit", *args, callbacks=callbacks, **kwargs)
 
@@ -314,7 +321,9 @@ class Engine:
         if isinstance(callbacks, keras.callbacks.CallbackList) or model.steps_per_execution != 1 or model.run_eagerly:
             return callbacks
         flat = keras.tree.flatten(callbacks) if callbacks else []
-        return callbacks if any(looks_at_batches(callback) for callback in flat) else [Pace(self), *flat]
+        if any(looks_at_batches(callback) for callback in flat):
+            return callbacks
+        return [Pace(self, math.gcd(*(getattr(callback, "every_steps", 0) for callback in flat))), *flat]
 
     def evaluate(self, *args, **kwargs):
         """`keras.Model.evaluate`."""

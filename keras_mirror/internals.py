@@ -7,16 +7,16 @@ upstream changes. `docs/internals.md` says why each is needed.
 
 import collections
 import contextlib
-import random
 import threading
 
-import numpy as np
+import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from tensorflow.python.distribute import values
 from tensorflow.python.eager import context
 from tensorflow.python.framework import func_graph, ops
+from tensorflow.python.ops import stateful_random_ops
 
 # --- TensorFlow -----------------------------------------------------------------------------
 
@@ -183,8 +183,8 @@ def kinds_of_datasets(dataset):
     kinds, pending = set(), [dataset]
     while pending:
         each = pending.pop()
-        kinds.add(type(each).__name__.strip("_").removesuffix("Dataset"))
-        pending += each._inputs()
+        kinds.add(kind_of_dataset(each))
+        pending += inputs_of_dataset(each)
     return kinds
 
 
@@ -205,18 +205,48 @@ def setting_of_dataset(dataset, name):
     return value.item() if hasattr(value, "item") else value
 
 
+def datasets_below(dataset):
+    """`dataset` and every dataset that it is made from, itself first, each with the names of those that read from it."""
+    pending = [(dataset, ())]
+    while pending:
+        each, above = pending.pop()
+        yield each, above
+        pending += [(below, (*above, kind_of_dataset(each))) for below in inputs_of_dataset(each)]
+
+
+def functions_of_dataset(dataset):
+    """The graphs of the functions that a `tf.data.Dataset` itself calls, as `GraphDef`s."""
+    return [function.function.graph.as_graph_def() for function in dataset._functions()]
+
+
+def shuffle_seeds(dataset):
+    """The two seeds of a dataset made by `shuffle`, both 0 if it was given none; None for another dataset."""
+    seeds = getattr(dataset, "_seed", None), getattr(dataset, "_seed2", None)
+    return None if seeds[0] is None or seeds[1] is None else tuple(int(tf.get_static_value(seed)) for seed in seeds)
+
+
+def batch_size_of(dataset):
+    """Rows of a batch of a dataset made by `batch` or `padded_batch`; None for another dataset."""
+    size = getattr(dataset, "_batch_size", None)
+    return None if size is None or tf.get_static_value(size) is None else int(tf.get_static_value(size))
+
+
+def global_tf_generator():
+    """The generator of `tf.random.get_global_generator()`, or None while nobody has asked for it."""
+    return stateful_random_ops.global_generator
+
+
 # --- Keras ----------------------------------------------------------------------------------
-
-
-def global_seed_state():
-    """The state of the generator that random functions without a seed draw from, or None before the first."""
-    generator = global_state.get_global_attribute("global_seed_generator")
-    return None if generator is None else generator.state
 
 
 def forget_global_seed():
     """Removes that generator, so that the next draw makes it anew."""
     global_state.set_global_attribute("global_seed_generator", None)
+
+
+def global_seed_generator():
+    """The seed generator behind `keras.random` functions without a seed, or None while none was needed."""
+    return global_state.get_global_attribute("global_seed_generator")
 
 
 def layers_of(model):
@@ -349,9 +379,50 @@ def epoch_iterator(model, x, y, sample_weight, batch_size, steps_per_epoch, shuf
     )
 
 
+def set_dataset_of(epoch_iterator, dataset):
+    """Makes Keras' trainer iterate over `dataset`: anything whose `iter` is a distributed iterator."""
+    epoch_iterator._distributed_dataset = dataset
+
+
+def replace_enumeration(epoch_iterator, make):
+    """Replaces the generator of one epoch's `(first step, last step, iterator)` by `make(generator)`."""
+    original = epoch_iterator._enumerate_iterator
+    epoch_iterator._enumerate_iterator = lambda: make(original())
+
+
+def steps_taken(epoch_iterator):
+    """Batches that Keras' trainer has taken from its present iterator."""
+    return epoch_iterator._steps_seen
+
+
+def set_steps_taken(epoch_iterator, steps):
+    """Sets what `steps_taken` returns."""
+    epoch_iterator._steps_seen = steps
+
+
+def present_iterator(epoch_iterator):
+    """The iterator with which Keras' trainer goes on in the next epoch, or None."""
+    return epoch_iterator._current_iterator
+
+
+def set_present_iterator(epoch_iterator, iterator):
+    """Sets what `present_iterator` returns."""
+    epoch_iterator._current_iterator = iterator
+
+
+def rows_and_batch_size(data_adapter):
+    """Rows in all and rows of a global batch, for arrays; else None and None."""
+    return getattr(data_adapter, "_num_samples", None), getattr(data_adapter, "_batch_size", None)
+
+
 def restored_epoch(model):
     """The epoch at which a restored backup says to go on, or None."""
     return model._initial_epoch
+
+
+def set_restored_epoch(model, epoch):
+    """Makes `fit` and `TrainingLoop`, which ask after `on_train_begin`, start at `epoch`; None for their own start."""
+    model._initial_epoch = epoch
 
 
 def metrics_or_logs(model, logs):
@@ -368,6 +439,12 @@ def is_built(model):
 def skip_all_reduce(optimizer):
     """Makes the optimizer take its gradients as already summed over the replicas."""
     set_attribute(optimizer, "_all_reduce_sum_gradients", lambda grads_and_vars: grads_and_vars)
+
+
+def learning_rate_schedule(optimizer):
+    """The schedule that an optimizer takes its learning rate from, or None where it is a number."""
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
 
 
 def variables_updated_by(optimizer):
@@ -395,25 +472,11 @@ def is_autocast(variable):
     return variable._autocast
 
 
-@contextlib.contextmanager
-def random_state_and_names_kept():
-    """Afterwards random state (Python's, NumPy's, Keras', TensorFlow's) and Keras' counters of names are as before.
+def counters_of_names():
+    """How many layers and other objects of each kind were named by number so far: a dict."""
+    return dict(global_state.get_global_attribute("object_name_uids", {}))
 
-    TensorFlow's operations without a seed draw from a generator of its context once a global seed is set.
-    """
-    python, numpy, operations = random.getstate(), np.random.get_state(), getattr(context.context(), "_rng", None)
-    drawn = None if operations is None else operations.getstate()
-    names = {key: count for key, count in global_state.get_global_attribute("object_name_uids", {}).items()}
-    generator = global_state.get_global_attribute("global_seed_generator")
-    seed = None if generator is None else generator.state.numpy()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        if drawn is not None:
-            operations.setstate(drawn)
-        global_state.set_global_attribute("object_name_uids", collections.defaultdict(int, names))
-        global_state.set_global_attribute("global_seed_generator", generator)
-        if generator is not None:
-            generator.state.assign(seed)
+
+def set_counters_of_names(counters):
+    """Sets what `counters_of_names` returned, so that the next objects get the names they would have got then."""
+    global_state.set_global_attribute("object_name_uids", collections.defaultdict(int, counters))

@@ -124,6 +124,8 @@ class TrainingLoop:
         model.make_train_function()
         self._logs, self._ran, finished = {}, False, False
         begun = _steps_of(model)
+        engine = engine_of(model)
+        engine.epoch_iterator, engine.data_listener, engine.resumed_logs = None, None, {}  # the data comes with `batches`
         self._list.on_train_begin()
         try:
             for epoch in range(internals.restored_epoch(model) or initial_epoch, epochs):
@@ -193,12 +195,15 @@ class TrainingLoop:
             iterator = internals.epoch_iterator(self.model, x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight)
             engine_of(self.model)._maybe_symbolic_build(iterator=iterator)
             iterator.reset()
+            if engine_of(self.model).data_listener is not None:
+                engine_of(self.model).data_listener(iterator)
             self._iterators[key] = (iterator, data)  # the data, too, so that its id stays its own
         iterator, _ = self._iterators[key]
         self._list.set_params({**self._list.params, "steps": iterator.num_batches})
-        self._step = 0
+        self._step, begun = 0, False
         with iterator.catch_stop_iteration():
-            for *_, batches in iterator:
+            for first, _, batches in iterator:
+                self._step, begun = self._step if begun else first, True  # a resumed epoch begins in its middle
                 with engine_of(self.model).timers["train"].waiting():
                     batch = next(batches)
                 yield batch

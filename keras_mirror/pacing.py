@@ -2,6 +2,8 @@
 
 import keras
 
+from keras_mirror import internals
+
 SECONDS_PER_CALL = 0.1  # a progress bar that moves ten times a second, and Ctrl-C answered as soon
 MOST_STEPS = 50
 
@@ -38,27 +40,36 @@ class Pace(keras.callbacks.Callback):
 
     Args:
         engine: The model's engine.
+        divides: int, a number of steps after which a callback looks: calls end there, too; 0 for none.
     """
 
     async_safe = True
     every_batch = False
 
-    def __init__(self, engine):
+    def __init__(self, engine, divides=0):
         super().__init__()
         self._engine = engine
+        self._divides = divides
 
     def on_train_begin(self, logs=None):
         self._iterator = self._engine.epoch_iterator
-        self._executor = self.model.train_function
+
+    @property
+    def _executor(self):
+        return self.model.train_function
 
     def on_epoch_begin(self, epoch, logs=None):
         seconds = self._executor.seconds_per_step
         steps = 1 if seconds is None else max(1, min(MOST_STEPS, int(SECONDS_PER_CALL / seconds)))
+        steps = next(n for n in range(steps, 0, -1) if self._divides % n == 0)
         self._iterator.steps_per_execution = self._executor.steps = steps
 
     def on_train_batch_begin(self, batch, logs=None):
         total = self.params.get("steps")
         self._executor.limit = None if total is None else total - batch
+        if total is not None and total - batch < self._executor.steps:
+            left_over = self._executor.steps - (total - batch)
+            internals.set_steps_taken(self._iterator, internals.steps_taken(self._iterator) - left_over)
 
     def on_train_end(self, logs=None):
         self._executor.steps = self._executor.limit = None

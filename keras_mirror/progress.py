@@ -43,12 +43,24 @@ def arrange(callbacks, verbose):
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks.sort(key=lambda callback: not getattr(callback, "adds_replica_logs", False))
+        callbacks.callbacks[:] = _last(callbacks.callbacks)
         return callbacks
     flat = keras.tree.flatten(callbacks) if callbacks else []
+    if any(hasattr(callback, "others") for callback in flat):
+        history = [] if any(isinstance(callback, keras.callbacks.History) for callback in flat) else [keras.callbacks.History()]
+        callbacks = flat = _last([*flat, *history])
     loggers = [callback for callback in flat if getattr(callback, "adds_replica_logs", False)]
     if not loggers:
         return callbacks
     others = [callback for callback in flat if not getattr(callback, "adds_replica_logs", False)]
     if verbose != 0 and not any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in others):
         others.append(ReplicaProgbarLogger(loggers))
-    return [*loggers, *others]
+    return _last([*loggers, *others])
+
+
+def _last(callbacks):
+    """Those that save what the others count come last; those with an attribute `others` are told of the others."""
+    for callback in callbacks:
+        if hasattr(callback, "others"):
+            callback.others = [other for other in callbacks if other is not callback]
+    return sorted(callbacks, key=lambda callback: getattr(callback, "comes_last", False))

@@ -1,5 +1,6 @@
 """`scaling`: trains throwaway models on more and more replicas and compares how fast they go."""
 
+import contextlib
 import os
 import time
 
@@ -10,6 +11,7 @@ from keras_mirror import internals
 from keras_mirror.callbacks import Throughput
 from keras_mirror.hardware import checked, resolve
 from keras_mirror.model import mirrored_model
+from keras_mirror.snapshot import Snapshot
 from keras_mirror.speedup import ScalingReport
 
 SAME_CORES = (
@@ -86,7 +88,7 @@ def scaling(
             "scale_batch=False."
         )
     names = _devices(devices, replicas[-1])
-    with internals.random_state_and_names_kept():
+    with _nothing_left_behind():
         feeds = {n: _Feed(data, batch_size, n // replicas[0] if scale_batch else 1, steps) for n in replicas}
         runs = {}
         for n in replicas:
@@ -183,3 +185,14 @@ class _Run:
             callbacks=[self._throughput],
         )
         return self._throughput.spans[0].examples_per_second
+
+
+@contextlib.contextmanager
+def _nothing_left_behind():
+    """Afterwards random numbers, and the names of layers, go on as if nothing had been built or trained."""
+    snapshot, names = Snapshot(), internals.counters_of_names()
+    try:
+        yield
+    finally:
+        snapshot.restore()
+        internals.set_counters_of_names(names)

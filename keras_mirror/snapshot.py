@@ -1,10 +1,7 @@
 """Everything that a step can change: remembered, and put back."""
 
-import random
-
-import numpy as np
-
 from keras_mirror import internals
+from keras_mirror.random_states import generator_variables, host_state, set_host_state
 
 
 def copies_of(variable):
@@ -24,13 +21,10 @@ class Snapshot:
 
     def __init__(self, variables=()):
         self._values = {}
-        self._random = random.getstate()
-        self._numpy = np.random.get_state()
+        self._host = host_state()
         self._eager = internals.eager_seeds()
-        self._global_seed = internals.global_seed_state()
-        self.add(variables)
-        if self._global_seed is not None:
-            self.add([self._global_seed])
+        self._had_global_seed = internals.global_seed_generator() is not None
+        self.add([*variables, *generator_variables()])
 
     def add(self, variables):
         """Remembers the values of more variables; those known already keep their first value."""
@@ -43,8 +37,7 @@ class Snapshot:
         """Puts every value back."""
         for copy, value in self._values.values():
             copy.assign(value)
-        random.setstate(self._random)
-        np.random.set_state(self._numpy)
+        set_host_state(self._host)
         internals.set_eager_seeds(self._eager)
-        if self._global_seed is None:
+        if not self._had_global_seed:
             internals.forget_global_seed()

@@ -140,7 +140,9 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):
         if all(name.startswith("CPU") for name in self.devices):
             return ReplicaDataset(self, dataset)
         parts = split_dataset(dataset, self.num_replicas_in_sync)
-        return self.distribute_datasets_from_function(lambda context: one_after_another(parts), options)
+        distributed = self.distribute_datasets_from_function(lambda context: one_after_another(parts), options)
+        internals.set_attribute(distributed, "source", dataset)
+        return distributed
 
     def run(self, fn, args=(), kwargs=None, options=None):
         """Runs `fn` on every replica, each with its part of the distributed `args`, and counts the rows.

@@ -347,7 +347,7 @@ def test_epoch_iterator_and_logs(data, build_fn):
 
 
 def test_random_states_can_be_put_back():
-    """Delete `eager_seeds` and `global_seed_state` once TensorFlow and Keras tell and take their random state publicly."""
+    """Delete `eager_seeds` and `forget_global_seed` once TensorFlow and Keras tell and take their random state publicly."""
     tf.random.set_seed(3)
     before = internals.eager_seeds()
     tf.random.normal([2])
@@ -356,9 +356,9 @@ def test_random_states_can_be_put_back():
     assert internals.eager_seeds() == before
 
     internals.forget_global_seed()
-    assert internals.global_seed_state() is None
+    assert internals.global_seed_generator() is None
     keras.random.normal((2,))
-    assert internals.global_seed_state() is not None
+    assert internals.global_seed_generator() is not None
 
 
 def test_is_distributed(strategy):
@@ -385,19 +385,66 @@ def test_own_non_trainable_variables():
     assert [v.name for v in internals.own_non_trainable_variables(layer)] == ["moving_mean", "moving_variance"]
 
 
-def test_random_state_and_names_kept():
-    """May go once Keras and TensorFlow have a public way to save and restore what `set_random_seed` sets."""
-
-    def draw():
-        numbers = random.random(), np.random.rand(), *np.ravel(keras.random.normal((1,))), tf.compat.v1.get_seed(None)[1]
-        return [keras.layers.Dense(1).name, *map(float, numbers)]
-
-    keras.utils.set_random_seed(5)
-    draw()
-    with internals.random_state_and_names_kept():
-        inside = draw()
-    assert draw() == inside != draw()
-    keras.backend.clear_session()
-    with internals.random_state_and_names_kept():
-        draw()
+def test_counters_of_names():
+    """Delete both once Keras has a public way to leave its counters of names alone."""
+    keras.layers.Dense(1)
+    before = internals.counters_of_names()
+    name = keras.layers.Dense(1).name
+    internals.set_counters_of_names(before)
+    assert keras.layers.Dense(1).name == name
+    internals.set_counters_of_names({})
     assert keras.layers.Dense(1).name == "dense"
+
+
+def test_what_decides_the_order_of_a_dataset():
+    """Delete `datasets_below`, `functions_of_dataset`, `shuffle_seeds` and `batch_size_of` once `tf.data` tells of
+    shuffles and their seeds publicly."""
+    tf.random.set_seed(None)
+    plain = tf.data.Dataset.range(4)
+    shuffled = plain.shuffle(2)
+    dataset = shuffled.map(lambda x: x + 1).batch(3)
+    found = list(internals.datasets_below(dataset))
+    assert [above for _, above in found] == [(), ("Batch",), ("Batch", "Map"), ("Batch", "Map", "Shuffle")]
+    assert found[0][0] is dataset and found[-1][0] is plain
+    assert internals.shuffle_seeds(shuffled) == (0, 0) and internals.shuffle_seeds(plain) is None
+    assert internals.shuffle_seeds(plain.shuffle(2, seed=5))[1] == 5
+    assert internals.batch_size_of(dataset) == 3 and internals.batch_size_of(plain) is None
+    (graph,) = internals.functions_of_dataset(found[1][0])
+    assert any(node.op == "AddV2" for node in graph.node)
+
+
+def test_global_generators():
+    """Delete `global_tf_generator` and `global_seed_generator` once they can be asked for without being made."""
+    keras.backend.clear_session()
+    assert internals.global_seed_generator() is None
+    keras.random.uniform(())
+    assert internals.global_seed_generator().state.shape == (2,)
+    made = tf.random.get_global_generator()
+    assert internals.global_tf_generator() is made
+
+
+def test_positions_of_an_epoch_iterator(data, build_fn):
+    """Delete `set_dataset_of`, `replace_enumeration`, `steps_taken`, `set_steps_taken`, `present_iterator`,
+    `set_present_iterator`, `set_restored_epoch` and `rows_and_batch_size` once Keras can begin in the middle of an epoch."""
+    model = km.mirrored_model(build_fn, devices=2)
+    iterator = internals.epoch_iterator(model, *data, None, 8, 2, False, None)
+    assert internals.rows_and_batch_size(iterator.data_adapter) == (29, 8)
+    steps = []
+    internals.replace_enumeration(iterator, lambda epoch: (steps.append(step[:2]) or step for step in epoch))
+    internals.set_dataset_of(iterator, internals.dataset_of(iterator))
+    for _, _, batches in iterator:
+        next(batches)
+    assert steps == [(0, 0), (1, 1)]
+    assert internals.steps_taken(iterator) == 2 and internals.present_iterator(iterator) is not None
+    internals.set_steps_taken(iterator, 4)
+    internals.set_present_iterator(iterator, None)
+    assert (internals.steps_taken(iterator), internals.present_iterator(iterator)) == (4, None)
+    internals.set_restored_epoch(model, 3)
+    assert internals.restored_epoch(model) == 3
+
+
+def test_learning_rate_schedule():
+    """Delete `learning_rate_schedule` once an optimizer hands out its schedule."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)
+    assert internals.learning_rate_schedule(keras.optimizers.SGD(schedule)) is schedule
+    assert internals.learning_rate_schedule(keras.optimizers.SGD(0.1)) is None
