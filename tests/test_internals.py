@@ -5,7 +5,6 @@ has to change. Each test says what can be deleted once upstream makes the name u
 """
 
 import inspect
-import random
 import sys
 import threading
 
