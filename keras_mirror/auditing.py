@@ -76,7 +76,7 @@ _SUMMED = (
     "KM111",
     "warning",
     "it has the shape of a gradient and is summed over the replicas whenever it is written, and the optimizer sums what it is "
-    "given once more, so accumulated gradients are counted twice",
+    "given once more, so accumulated gradients get a wrong factor",
     "Use gradient_accumulation_steps of the optimizer, or make it with aggregation=tf.VariableAggregation.NONE",
 )
 
@@ -192,7 +192,8 @@ class _Look:
             return _OUTSIDE["step"]
         if not self._many or _is_summed_when_read(value):
             return None
-        if _is_local(value) and _is_the_users_own(value):
+        keeps_gradients = tuple(value.shape) in self._gradient_shapes  # its own, for the optimizer to sum
+        if _is_local(value) and _is_the_users_own(value) and not keeps_gradients:
             return _LOCAL_STEP
         return _SUMMED if self._is_summed_gradient(value) else None
 

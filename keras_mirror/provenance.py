@@ -58,9 +58,10 @@ def origin(variable):
     """Tells which line created a variable.
 
     Every variable created after `import keras_mirror` is remembered with its line, in every thread
-    and after `keras.backend.clear_session` too, at a cost of about one percent of the time that it
-    takes to create a variable. Only names and numbers are kept, on the variable itself, so
-    nothing is kept alive. A variable from before the import is looked up by name, which finds
+    and after `keras.backend.clear_session` too. That costs about one percent of the time in which
+    a layer makes its variables, and about six of that of a bare `tf.Variable(0.0)`, a third of
+    which is TensorFlow's for calling any creator at all (`docs/speed.md`). Only names and numbers
+    are kept, on the variable itself, so nothing is kept alive. A variable from before the import is looked up by name, which finds
     those assigned to a plain name.
 
     Args:
@@ -125,6 +126,8 @@ def recording_creator(next_creator, **kwargs):
 
 def record(variable):
     """Remembers on the variable itself which of the user's lines is creating it right now."""
+    if hasattr(variable, _ORIGIN):
+        return variable
     frame, maker, by_keras = sys._getframe(1), None, False
     while frame is not None:
         kind = KIND_OF[frame.f_code.co_filename]
@@ -134,7 +137,7 @@ def record(variable):
             maker = frame
         by_keras = by_keras or kind in (MAKER, NAMED_MAKER)
         frame = frame.f_back
-    if frame is not None and _ORIGIN not in _own_attributes(variable):
+    if frame is not None:
         found = (*_line_of(frame), _name_of_self(maker), threading.current_thread().name, by_keras)
         try:
             setattr(variable, _ORIGIN, found)

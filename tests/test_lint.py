@@ -102,7 +102,7 @@ class AccumulatingLocally(Accumulating):
 def test_gradients_accumulated_in_variables_that_are_summed():
     (finding,) = km.audit(model_with(cls=Accumulating)).findings
     assert (finding.code, finding.severity) == ("KM111", "warning")
-    assert "counted twice" in finding.effect and "gradient_accumulation_steps" in finding.remedy
+    assert "a wrong factor" in finding.effect and "gradient_accumulation_steps" in finding.remedy
     assert not km.audit(model_with(cls=AccumulatingLocally)).findings
 
 
