@@ -385,7 +385,7 @@ def set_dataset_of(epoch_iterator, dataset):
 
 
 def replace_enumeration(epoch_iterator, make):
-    """Replaces the generator of one epoch's `(first step, last step, iterator)` by `make(generator)`."""
+    """Replaces the generator of one epoch's `(first step, last step, iterator)` (3.10: without the last) by `make(generator)`."""
     original = epoch_iterator._enumerate_iterator
     epoch_iterator._enumerate_iterator = lambda: make(original())
 

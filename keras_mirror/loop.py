@@ -202,7 +202,7 @@ class TrainingLoop:
         self._list.set_params({**self._list.params, "steps": iterator.num_batches})
         self._step, begun = 0, False
         with iterator.catch_stop_iteration():
-            for first, _, batches in iterator:
+            for first, *_, batches in iterator:
                 self._step, begun = self._step if begun else first, True  # a resumed epoch begins in its middle
                 with engine_of(self.model).timers["train"].waiting():
                     batch = next(batches)

@@ -163,11 +163,16 @@ class Position:
             start()
         done, self.step = self.step, 0
         while self.step < done and (skipped := next(steps, None)) is not None:
-            self.step = skipped[1] + 1
+            self.step = self._after(skipped)
         ended, self._ended = self._ended, False
-        for begin, end, iterator in () if ended else steps:
-            self.step = end + 1
-            yield begin, end, iterator
+        for step in () if ended else steps:
+            self.step = self._after(step)
+            yield step
+
+    def _after(self, step):
+        """Steps of the epoch done after `(first, last, iterator)`; older releases of Keras leave out the last."""
+        first, *last, _ = step
+        return (last[0] if last else first + self._iterator.steps_per_execution - 1) + 1
 
     def end_epoch(self):
         """The next epoch begins with its first step."""

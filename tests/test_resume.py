@@ -291,6 +291,6 @@ def test_own_steps_per_execution(tmp_path):
     never_stopped, _ = fit(model, KINDS["arrays"](), epochs=2)
     started(model, beginning)
     fit(model, KINDS["arrays"](), Copied(tmp_path / "run", save_freq=1))
-    for stop in sorted(tmp_path.glob("after-*")):
+    for stop in sorted(tmp_path.glob("after-*"))[::2]:
         started(model, beginning)
         assert_equal_bits(never_stopped, fit(model, KINDS["arrays"](), km.Resume(stop, save_freq=1))[0])

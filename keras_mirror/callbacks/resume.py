@@ -79,7 +79,8 @@ class Resume(keras.callbacks.Callback):
         if self._saved is not None:
             self._check_versions()
         engine.data_listener = self._follow
-        if engine.epoch_iterator is not None:
+        self._in_fit = engine.epoch_iterator is not None
+        if self._in_fit:
             self._follow(engine.epoch_iterator)
         if self._saved is not None:
             self._give_back_variables()
@@ -209,7 +210,8 @@ class Resume(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         total = self.params.get("steps")
-        step = batch + 1 if total is None else min(batch + 1, total)  # a call of many steps ends with the epoch
+        done = self._positions[0].step if self._in_fit else batch + 1
+        step = done if total is None else min(done, total)  # a call of many steps ends with the epoch
         if self.every_steps and step // self.every_steps > self._saved_at // self.every_steps:
             self._saved_at = step
             self._save(self._epoch, step, logs)
