@@ -5,7 +5,7 @@ import time
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.distribution import ReplicaIterator, ReplicaOptional, regroup, split
+from keras_mirror.distribution import ReplicaIterator
 from keras_mirror.losses import is_share
 from keras_mirror.rows import current_part
 
@@ -74,7 +74,7 @@ class Executor:
         """One step on one global batch, distributed or not; returns the logs."""
         if not any(internals.is_per_replica(leaf) for leaf in tf.nest.flatten(batch)):
             batch = tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
-            batch = regroup(self._strategy, split(batch, self._strategy.num_replicas_in_sync))
+            batch = self._strategy.distribute_batch(batch)
         return self._call(self._run_batch, batch)
 
     def _call(self, function, *arguments):
@@ -96,15 +96,15 @@ class Executor:
         if self._eager:
             return self._many_steps_eagerly(iterator, int(steps))
 
-        def body(ran, optional):
-            self._keep(self._run(iterator.value_of(optional) if isinstance(iterator, ReplicaIterator) else optional.get_value()))
-            following = tf.cond(ran + 1 < steps, lambda: _bare(iterator.get_next_as_optional()), lambda: optional)
-            return ran + 1, following
+        def body(ran, optional, more):
+            self._keep(self._run(_value_of(iterator, optional)))
+            following, more = tf.cond(ran + 1 < steps, lambda: _next_and_more(iterator), lambda: (optional, more))
+            return ran + 1, following, more
 
-        ran, _ = tf.while_loop(
-            lambda ran, optional: tf.logical_and(ran < steps, optional.has_value()),
+        ran, _, _ = tf.while_loop(
+            lambda ran, optional, more: tf.logical_and(ran < steps, more),
             body,
-            [tf.constant(0), _bare(iterator.get_next_as_optional())],
+            [tf.constant(0), *_next_and_more(iterator)],
             parallel_iterations=1,
         )
         return ran, self._logs({name: variable.read_value() for name, variable in self._kept.items()})
@@ -122,10 +122,10 @@ class Executor:
     def _many_steps_eagerly(self, iterator, steps):
         own, ran = {}, 0
         for ran in range(steps):
-            try:
-                own = self._run(iterator.get_next())
-            except tf.errors.OutOfRangeError:
+            optional, more = _next_and_more(iterator)
+            if not more:
                 return ran, self._logs(own)
+            own = self._run(_value_of(iterator, optional))
         return ran + 1, self._logs(own)
 
     def _run(self, batch):
@@ -172,5 +172,12 @@ def _flat(logs):
     return flat
 
 
-def _bare(optional):
-    return optional.optional if isinstance(optional, ReplicaOptional) else optional
+def _next_and_more(iterator):
+    if isinstance(iterator, ReplicaIterator):
+        return iterator.next_and_more()
+    optional = iterator.get_next_as_optional()  # TensorFlow's own iterator, on GPUs
+    return optional, optional.has_value()
+
+
+def _value_of(iterator, optional):
+    return iterator.value_of(optional) if isinstance(iterator, ReplicaIterator) else optional.get_value()

@@ -16,6 +16,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "provenance",
     "rows",
     "distribution",
+    "global_batches",
     "strategy",
     "empty_parts",
     "losses",

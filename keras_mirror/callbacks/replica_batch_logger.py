@@ -4,7 +4,7 @@ import keras
 
 from keras_mirror.engine import engine_of
 from keras_mirror.report import Report
-from keras_mirror.strategy import MirroredStrategy
+from keras_mirror.global_batches import GlobalBatchStrategy
 
 
 class ReplicaBatchLogger(keras.callbacks.Callback):
@@ -115,7 +115,7 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
     def _counters(self, kind):
         """Where rows are counted: by `fit` and its like, and by a loop of the user's own over `strategy.run`."""
         engine, strategy = engine_of(self.model), self.model.distribute_strategy
-        if not isinstance(strategy, MirroredStrategy):
+        if not isinstance(strategy, GlobalBatchStrategy):
             raise TypeError(
                 "ReplicaBatchLogger: the model was not built by keras_mirror, so nobody counts its rows; "
                 "build it with keras_mirror.mirrored_model(build_fn)."
