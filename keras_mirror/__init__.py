@@ -7,13 +7,16 @@ from keras_mirror import errors
 
 errors.check_versions(keras.__version__, tf.__version__, keras.backend.backend())
 
+from keras_mirror.agreement import WorkersDifferError  # noqa: E402
 from keras_mirror.auditing import audit  # noqa: E402
 from keras_mirror.callbacks import ReplicaBatchLogger, ScopeAuditor  # noqa: E402
+from keras_mirror.cluster import WorkersMissingError  # noqa: E402
 from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
 from keras_mirror.losses import global_mean  # noqa: E402
 from keras_mirror.model import mirrored_model  # noqa: E402
+from keras_mirror.multiworker import MultiWorkerMirroredStrategy, WorkerLostError  # noqa: E402
 from keras_mirror.observing import observe  # noqa: E402
 from keras_mirror.planning import plan  # noqa: E402
 from keras_mirror.provenance import watch as _watch  # noqa: E402
@@ -22,10 +25,14 @@ from keras_mirror.strategy import MirroredStrategy  # noqa: E402
 __all__ = [
     "MirrorWarning",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OutOfScopeError",
     "ReplicaBatchLogger",
     "ScopeAuditor",
     "TrainingLoop",
+    "WorkerLostError",
+    "WorkersDifferError",
+    "WorkersMissingError",
     "audit",
     "devices",
     "global_mean",

@@ -130,7 +130,9 @@ def regroup(strategy, parts):
     def group(k):
         if leaves[0][k] is None:
             return None
-        return strategy.experimental_distribute_values_from_function(lambda context: leaves[context.replica_id_in_sync_group - first][k])
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: leaves[context.replica_id_in_sync_group - first][k]
+        )
 
     return tf.nest.pack_sequence_as(parts[0], [group(k) for k in range(len(leaves[0]))])
 
@@ -271,6 +273,7 @@ class ReplicaIterator(tf.distribute.DistributedIterator, tf.__internal__.Composi
             return self._strategy.assemble(next(self._iterator))
         optional, more = self.next_and_more()
         if not more:
+            self._strategy.data_ended()
             raise StopIteration
         return self.value_of(optional)
 

@@ -69,6 +69,9 @@ class Engine:
         for name in self.SHADOWS:
             internals.set_attribute(self.model, name, getattr(self, name))
 
+    def synchronize(self):
+        """Makes the weights of several workers equal; one worker has nothing to do."""
+
     # --- compiling --------------------------------------------------------------------------
 
     def compile(self, *args, **kwargs):

@@ -61,6 +61,8 @@ class Executor:
             return self._on_given_batches(iterator, steps)
         traced, start = len(self._traced), time.perf_counter()
         ran, logs = self._call(self._run_many, iterator, tf.constant(min(steps, self.limit or steps)))
+        if int(ran) < steps:
+            self._strategy.data_ended()
         if int(ran) == 0:
             if not self._ran:
                 raise ValueError("the data is empty: it yielded no batch, so there is nothing to train on or to evaluate.")

@@ -135,6 +135,18 @@ class GlobalBatchStrategy:
         """Whether there is another batch; on several workers, whether there is for all of them."""
         return has_value
 
+    def data_ended(self):
+        """Called when an iterator that asks all workers found no other batch."""
+
+    def chiefs(self, value, what=""):
+        """`value`; on several workers, the chief's."""
+        return value
+
+    @contextlib.contextmanager
+    def building(self):
+        """While entered, a model is built whose weights are made equal on all workers afterwards."""
+        yield
+
     def run(self, fn, args=(), kwargs=None, options=None):
         """Runs `fn` on every replica, each with its part of the distributed `args`, and counts the rows.
 

@@ -54,6 +54,7 @@ class Pace(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         seconds = self._executor.seconds_per_step
         steps = 1 if seconds is None else max(1, min(MOST_STEPS, int(SECONDS_PER_CALL / seconds)))
+        steps = self._engine.strategy.chiefs(steps, "steps of one call")
         self._iterator.steps_per_execution = self._executor.steps = steps
 
     def on_train_batch_begin(self, batch, logs=None):

@@ -9,6 +9,8 @@ import keras_mirror
 ROOT = pathlib.Path(keras_mirror.__file__).parent
 ORDER = [  # lowest first: a file may import those above it in this list only
     "errors",
+    "agreement",
+    "cluster",
     "report",
     "batches",
     "internals",
@@ -18,6 +20,8 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "distribution",
     "global_batches",
     "strategy",
+    "readings",
+    "multiworker",
     "empty_parts",
     "losses",
     "optimizers",
@@ -29,6 +33,8 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "progress",
     "pacing",
     "engine",
+    "chief_files",
+    "cluster_engine",
     "model",
     "auditing",
     "planning",

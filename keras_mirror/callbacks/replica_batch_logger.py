@@ -3,8 +3,8 @@
 import keras
 
 from keras_mirror.engine import engine_of
-from keras_mirror.report import Report
 from keras_mirror.global_batches import GlobalBatchStrategy
+from keras_mirror.report import Report
 
 
 class ReplicaBatchLogger(keras.callbacks.Callback):
