@@ -15,8 +15,9 @@ from keras_mirror.errors import MirrorWarning, OutOfScopeError  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
 from keras_mirror.losses import global_mean  # noqa: E402
+from keras_mirror.messages import WorkerLostError  # noqa: E402
 from keras_mirror.model import mirrored_model  # noqa: E402
-from keras_mirror.multiworker import MultiWorkerMirroredStrategy, WorkerLostError  # noqa: E402
+from keras_mirror.multiworker import MultiWorkerMirroredStrategy  # noqa: E402
 from keras_mirror.observing import observe  # noqa: E402
 from keras_mirror.planning import plan  # noqa: E402
 from keras_mirror.provenance import watch as _watch  # noqa: E402

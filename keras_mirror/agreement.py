@@ -61,5 +61,6 @@ def check(what, names, said):
     found = differences(names, said)
     if found:
         raise WorkersDifferError(
-            f"{what}: the workers must do the same, and differ: {'; '.join(found)}. Give every worker the same script, data and arguments."
+            f"{what}: the workers must do the same, and differ: {'; '.join(found)}. Give every worker the same script, "
+            "data and arguments."
         )

@@ -59,7 +59,8 @@ def cluster_of(spec, task_type, task_id):
     if strange or task_type not in spec:
         what = f"the job {strange[0]!r}" if strange else f"no job {task_type!r}, which this process claims to be of"
         raise ValueError(
-            f"TF_CONFIG: its cluster has {what}; MultiWorkerMirroredStrategy trains with the jobs 'chief' (at most one) and 'worker'."
+            f"TF_CONFIG: its cluster has {what}; MultiWorkerMirroredStrategy trains with the jobs 'chief' (at most one) "
+            "and 'worker'."
         )
     jobs = sorted(spec, key=lambda job: job == "worker")
     workers = tuple(Worker(job, index, address) for job in jobs for index, address in enumerate(spec[job]))
@@ -141,7 +142,8 @@ def _who_is_missing(cluster, met, timeout):
     missing = [worker for place, worker in enumerate(cluster.workers) if place not in met]
     return (
         f"{cluster.this.name}: {', '.join(str(worker) for worker in missing)} did not arrive within {timeout:g} seconds "
-        f"({len(met)} of {len(cluster.workers)} workers are here). Is each of them running with the same addresses in TF_CONFIG, and are these "
+        f"({len(met)} of {len(cluster.workers)} workers are here). Is each of them running with the same addresses in "
+        "TF_CONFIG, and are these "
         "reachable from here? timeout_seconds= of MultiWorkerMirroredStrategy sets how long to wait."
     )
 
@@ -225,6 +227,7 @@ def _listen(worker):
             return socket.create_server(("", port), backlog=128)  # a name of this machine that only others can resolve
     except OSError as error:
         raise OSError(
-            f"{worker.name} cannot listen on port {port}, which TF_CONFIG gives it ({error.strerror}); another process, perhaps of an "
+            f"{worker.name} cannot listen on port {port}, which TF_CONFIG gives it ({error.strerror}); another process, "
+            "perhaps of an "
             "earlier run, holds it."
         ) from None

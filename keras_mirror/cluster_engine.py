@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_mirror import internals
 from keras_mirror.chief_files import on_this_worker
 from keras_mirror.engine import Engine
-from keras_mirror.multiworker import LOST
+from keras_mirror.messages import LOST
 
 _COMPARED = (
     "batch_size", "epochs", "initial_epoch", "steps", "steps_per_epoch", "shuffle", "validation_split", "validation_batch_size",

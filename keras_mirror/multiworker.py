@@ -1,7 +1,6 @@
 """The strategy for the devices of several machines."""
 
 import contextlib
-import json
 import os
 import platform
 import sys
@@ -16,19 +15,14 @@ from keras_mirror.batches import split_bounds
 from keras_mirror.cluster import answers, cluster_of, from_environment, meet
 from keras_mirror.distribution import ReplicaDataset, per_replica_spec, regroup, split, split_dataset
 from keras_mirror.global_batches import GlobalBatchStrategy
+from keras_mirror.messages import Messages
 from keras_mirror.readings import Readings
 from keras_mirror.rows import rows_of, rows_per_replica
 
 TIMEOUT_SECONDS = 300
-_MOST_AT_ONCE = 1 << 22  # entries of weights in one message
 _ROWS = "_keras_mirror_rows"
 
-LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError, tf.errors.CancelledError)
 _made = []  # the strategies of this process: at most one
-
-
-class WorkerLostError(RuntimeError):
-    """Another worker died, left, or did not answer in time; all have to be started again."""
 
 
 def current_strategy():
@@ -36,7 +30,7 @@ def current_strategy():
     return _made[0] if _made else None
 
 
-class MultiWorkerMirroredStrategy(GlobalBatchStrategy, tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.MultiWorkerMirroredStrategy):
     """`tf.distribute.MultiWorkerMirroredStrategy` whose workers together do what one device would.
 
     A drop-in subclass; make it at the top of the script, before anything runs, on every worker.
@@ -101,9 +95,7 @@ class MultiWorkerMirroredStrategy(GlobalBatchStrategy, tf.distribute.MultiWorker
             self._having = tf.Variable(tf.ones([self.workers], tf.int32), trainable=False, name="having_data")
         self._having.keras_mirror_own = True
         self._readings = Readings(self)
-        rest = [tf.zeros([1], tf.int32)] * (len(local) - 1)
-        text = tf.TensorSpec([None], tf.int32)
-        self._gather_text = tf.function(lambda text: self.gather(self._values([text, *rest]), axis=0), input_signature=[text])
+        self._open()
         self._told_rows = False
         _made.append(self)
         self._share_seed()
@@ -146,95 +138,6 @@ class MultiWorkerMirroredStrategy(GlobalBatchStrategy, tf.distribute.MultiWorker
         said = self.exchange({"seed": internals.global_seed(), "drawn": drawn}, "start")
         if all(each["seed"] is None for each in said):
             keras.utils.set_random_seed(said[0]["drawn"])
-
-    # --- talking to the other workers ---------------------------------------------------------
-
-    def exchange(self, facts, what="exchange"):
-        """What every worker says, in the order of `cluster.workers`; all have to call it alike.
-
-        Args:
-            facts: Something that JSON can hold.
-            what: Name of the occasion, which has to be the same everywhere.
-
-        Raises:
-            WorkerLostError: If a worker does not answer.
-            WorkersDifferError: If the workers are at different points of their scripts.
-        """
-        text = np.frombuffer(json.dumps([what, facts]).encode(), np.uint8).astype(np.int32)
-        try:
-            gathered = self._gather_text(np.concatenate([[len(text)], text]).astype(np.int32)).numpy()
-        except LOST as error:
-            raise self.lost(what, error) from error
-        said = _unpacked(gathered)
-        agreement.check(what, self.names, [{"what comes next": occasion} for occasion, _ in said])
-        return [facts for _, facts in said]
-
-    @property
-    def names(self):
-        """Names of the workers, the chief's first."""
-        return [worker.name for worker in self.cluster.workers]
-
-    def check(self, what, facts):
-        """Refuses, on all workers alike, to go on with `facts` that are not the same everywhere."""
-        agreement.check(what, self.names, self.exchange(facts, what))
-
-    def chiefs(self, value, what="the chief's value"):
-        """The chief's `value`, on every worker."""
-        return self.exchange(value, what)[0]
-
-    def lost(self, what, error):
-        """The error to raise when `error` came instead of an answer from the other workers."""
-        silent = [worker for place, worker in enumerate(self.cluster.workers) if place != self.cluster.me and not answers(worker)]
-        if silent:
-            who = f"{', '.join(map(str, silent))} does not answer any more: that process has ended"
-        else:
-            who = (
-                f"a worker did not take part within {self.timeout_seconds:g} seconds, though every address still answers: one is stuck, "
-                "or runs another line than the others (what involves all workers has to be called on all)"
-            )
-        reason = str(error).strip().splitlines()
-        return WorkerLostError(
-            f"{what} on {self.cluster.this.name}: {who}. Start all workers again; BackupAndRestore goes on from the last epoch. "
-            f"[{type(error).__name__}: {next((line for line in reason if 'ollective' in line), reason[0] if reason else '')}]"
-        )
-
-    def _values(self, parts):
-        first = self.replica_ids[0]
-        return self.experimental_distribute_values_from_function(lambda context: parts[context.replica_id_in_sync_group - first])
-
-    def sum_over_replicas(self, parts):
-        """The sum over all replicas of all workers of tensors of one shape, one for each replica here."""
-        return tf.distribute.Strategy.reduce(self, "SUM", self._values(parts), axis=None)
-
-    def _sum_of_workers(self, value):
-        """The sum of one tensor a worker."""
-        return self.sum_over_replicas([value] + [tf.zeros_like(value)] * (len(self.replica_ids) - 1))
-
-    def broadcast(self, variables):
-        """Gives every worker the chief's values of variables that all have alike.
-
-        Costs one message of all their entries, in parts of at most 4 million.
-        """
-        batch, entries = [], 0
-        for variable in variables:
-            batch.append(variable)
-            entries += int(np.prod(variable.shape))
-            if entries >= _MOST_AT_ONCE:
-                self._broadcast(batch)
-                batch, entries = [], 0
-        self._broadcast(batch)
-
-    def _broadcast(self, variables):
-        groups = {}
-        for variable in variables:
-            groups.setdefault(_carrier(variable.dtype), []).append(variable)
-        for carrier, group in groups.items():
-            flat = np.concatenate([keras.ops.convert_to_numpy(v).astype(carrier).reshape(-1) for v in group])
-            flat = self._sum_of_workers(tf.constant(flat if self.is_chief else np.zeros_like(flat))).numpy()
-            for variable in group:
-                size = int(np.prod(variable.shape))
-                variable.assign(flat[:size].reshape(variable.shape).astype(keras.backend.standardize_dtype(variable.dtype)))
-                flat = flat[size:]
 
     # --- data -----------------------------------------------------------------------------------
 
@@ -297,7 +200,8 @@ class MultiWorkerMirroredStrategy(GlobalBatchStrategy, tf.distribute.MultiWorker
             ended = [name for name, has in zip(self.names, having) if not has]
             more = [name for name, has in zip(self.names, having) if has]
             raise agreement.WorkersDifferError(
-                f"the data ended on {', '.join(ended)} while there was more on {', '.join(more)}; every worker has to read the same batches, "
+                f"the data ended on {', '.join(ended)} while there was more on {', '.join(more)}; every worker has to "
+                "read the same batches, "
                 "of which it is given the rows of its replicas."
             )
 
@@ -360,13 +264,16 @@ class MultiWorkerMirroredStrategy(GlobalBatchStrategy, tf.distribute.MultiWorker
 def _check_first():
     if _made:
         raise RuntimeError(
-            "MultiWorkerMirroredStrategy: this process has made one already, and TensorFlow connects the workers only once; share it: "
+            "MultiWorkerMirroredStrategy: this process has made one already, and TensorFlow connects the workers only "
+            "once; share it: "
             "mirrored_model(build_fn, strategy=strategy)."
         )
     if internals.tensorflow_started():
         raise RuntimeError(
-            "MultiWorkerMirroredStrategy: TensorFlow has run something already, and the workers can only be connected before; make the "
-            "strategy (or call mirrored_model) at the top of the script, before any tensor, variable, layer or list of logical devices."
+            "MultiWorkerMirroredStrategy: TensorFlow has run something already, and the workers can only be connected "
+            "before; make the "
+            "strategy (or call mirrored_model) at the top of the script, before any tensor, variable, layer or list of "
+            "logical devices."
         )
 
 
@@ -375,7 +282,8 @@ def _cluster(resolver):
         cluster = from_environment()
         if cluster is None:
             raise ValueError(
-                "MultiWorkerMirroredStrategy: the environment variable TF_CONFIG does not say which workers there are; set it on each worker "
+                "MultiWorkerMirroredStrategy: the environment variable TF_CONFIG does not say which workers there are; "
+                "set it on each worker "
                 "(docs/multiworker.md shows how), pass cluster_resolver=, or use keras_mirror.MirroredStrategy on one machine."
             )
         return cluster
@@ -395,21 +303,3 @@ def _with_timeout(options, timeout):
 def _short(device):
     spec = tf.DeviceSpec.from_string(device)
     return f"{spec.device_type}:{spec.device_index}"
-
-
-def _carrier(dtype):
-    """A NumPy type that collectives carry and that holds the values of `dtype` exactly."""
-    name = keras.backend.standardize_dtype(dtype)
-    if name in ("float16", "bfloat16"):
-        return "float32"
-    return name if name in ("float32", "float64") else "int64"
-
-
-def _unpacked(gathered):
-    said, place = [], 0
-    while place < len(gathered):
-        length = int(gathered[place])
-        if length:
-            said.append(json.loads(gathered[place + 1 : place + 1 + length].astype(np.uint8).tobytes()))
-        place += 1 + length
-    return said

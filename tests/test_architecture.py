@@ -20,6 +20,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "distribution",
     "global_batches",
     "strategy",
+    "messages",
     "readings",
     "multiworker",
     "empty_parts",
