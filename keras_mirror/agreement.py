@@ -29,15 +29,16 @@ def _sentence(key, names, values):
 
 
 def _first_difference(key, names, values):
+    """Of lists, whose entries may be pairs of a label and a value, the first that differs."""
     lengths = [len(value) for value in values]
     if len(set(lengths)) > 1:
-        return _sentence(f"the number of {key}", names, lengths)
+        return _sentence(f"the number of {key}s", names, lengths)
     index = next(i for i in range(lengths[0]) if any(value[i] != values[0][i] for value in values))
-    labels = [value[index] if isinstance(value[index], list) else [None, value[index]] for value in values]
-    what = f"{key}[{index}]" if labels[0][0] is None else f"{labels[0][0]} of the {key}"
-    if labels[0][0] is not None and any(label[0] != labels[0][0] for label in labels):
-        return _sentence(f"{key}[{index}]", names, [" ".join(map(str, label)) for label in labels])
-    return _sentence(what, names, [label[1] for label in labels])
+    entries = [value[index] for value in values]
+    labelled = all(isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) for entry in entries)
+    if labelled and len({entry[0] for entry in entries}) == 1:
+        return _sentence(f"{key} {entries[0][0]}", names, [_text(entry[1]) for entry in entries])
+    return _sentence(f"{key}[{index}]", names, [" ".join(map(str, entry)) if labelled else str(entry) for entry in entries])
 
 
 def _text(value):

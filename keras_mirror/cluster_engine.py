@@ -50,7 +50,7 @@ class ClusterEngine(Engine):
         """Gives every worker the chief's values of what was built since the last time."""
         new = [v for v in self.weights() if id(v) not in self._alike]
         if new:
-            self.strategy.check("building the model", {"weights": _shapes(new)})
+            self.strategy.check("building the model", {"weight": _shapes(new)})
             self.strategy.broadcast(new)
             self._alike |= {id(v) for v in new}
 
@@ -88,7 +88,7 @@ class ClusterEngine(Engine):
         data = [given.get(name) for name in ("x", "y", "sample_weight")]
         facts = {name: _plain(given[name]) for name in _COMPARED if name in given}
         facts["kind of data"] = type(data[0]).__name__
-        facts["shape of the arrays"] = [list(leaf.shape) for leaf in keras.tree.flatten(data) if hasattr(leaf, "shape")]
+        facts["array"] = [list(leaf.shape) for leaf in keras.tree.flatten(data) if hasattr(leaf, "shape")]
         if method == "fit" and given.get("shuffle", True) and not isinstance(data[0], (tf.data.Dataset, types.GeneratorType)):
             facts["state of the random numbers that shuffle (keras.utils.set_random_seed)"] = _random_state()
         model = self.model
@@ -96,9 +96,9 @@ class ClusterEngine(Engine):
         facts["optimizer"] = (
             None if model.optimizer is None else f"{type(model.optimizer).__name__} {_plain(model.optimizer.get_config())}"
         )
-        facts["weights"] = _shapes(self.weights())
+        facts["weight"] = _shapes(self.weights())
         self.strategy.check(method, facts)
-        self.strategy.check(method, {"checksum": [[v.path, _checksum(v)] for v in self.weights()]})
+        self.strategy.check(method, {"checksum of weight": [[v.path, _checksum(v)] for v in self.weights()]})
 
     # --- predicting ---------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
     def _about_itself(self, cpus):
         gpus = len(tf.config.list_physical_devices("GPU"))
         return {
-            "TF_CONFIG's list of workers": [[worker.name, worker.address] for worker in self.cluster.workers],
+            "TF_CONFIG's worker": [[worker.name, worker.address] for worker in self.cluster.workers],
             "number of replicas": gpus or cpus,
             "TensorFlow": tf.__version__,
             "Keras": keras.__version__,

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 import keras
 import numpy as np
@@ -23,15 +24,15 @@ WEIGHT = RNG.rand(29).astype("float32")
 SHARED = None
 
 
-def build(optimizer="sgd", loss="mse", norm=False):
-    """A small model in scope, from the seed that all have."""
+def build(optimizer=lambda: "sgd", loss="mse", norm=False):
+    """A small model in scope, from the seed that all have; nothing is made before mirrored_model has made the strategy."""
     keras.utils.set_random_seed(7)
 
     def build_fn():
         layers = [keras.Input((6,)), keras.layers.Dense(8, activation="tanh")]
         layers += [keras.layers.BatchNormalization()] if norm else []
         model = keras.Sequential([*layers, keras.layers.Dense(1)])
-        model.compile(keras.optimizers.get(optimizer), loss, metrics=["mae"], weighted_metrics=["mse"])
+        model.compile(optimizer(), loss, metrics=["mae"], weighted_metrics=["mse"])
         return model
 
     return km.mirrored_model(build_fn)
@@ -45,7 +46,7 @@ def told(model, history=None, **more):
 
 def arrays():
     """NumPy arrays, shuffled; a tail of 5 rows; Adam, clipping, batch normalisation, validation."""
-    model = build(keras.optimizers.Adam(0.05, clipnorm=0.5), norm=True)
+    model = build(lambda: keras.optimizers.Adam(0.05, clipnorm=0.5), norm=True)
     history = model.fit(X, Y, batch_size=8, epochs=3, verbose=0, validation_data=(X[:13], Y[:13]))
     results = model.evaluate(X[:13], Y[:13], batch_size=6, verbose=0)
     return told(model, history, evaluated=results, predicted=model.predict(X[:9], batch_size=4, verbose=0).ravel().tolist())
@@ -53,7 +54,8 @@ def arrays():
 
 def weighted():
     """Sample weights divided by their global sum, and accumulated gradients."""
-    model = build(keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), keras.losses.MeanSquaredError("mean_with_sample_weight"))
+    loss = keras.losses.MeanSquaredError("mean_with_sample_weight")
+    model = build(lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2), loss)
     return told(model, model.fit(X, Y, sample_weight=WEIGHT, batch_size=8, epochs=2, verbose=0, shuffle=False))
 
 
@@ -111,7 +113,7 @@ def tokens():
 
 def by_hand():
     """A loop over `strategy.run` in a `tf.function` of one's own."""
-    model = build(keras.optimizers.Adam(0.05, global_clipnorm=0.5))
+    model = build(lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.5))
     strategy = model.distribute_strategy
 
     def step(data):
@@ -133,7 +135,7 @@ def by_hand():
 
 def loop():
     """`TrainingLoop` by hand."""
-    model = build("adam")
+    model = build(lambda: "adam")
     loop = km.TrainingLoop(model)
     for _ in loop.epochs(2):
         for batch in loop.batches((X, Y), batch_size=8):
@@ -152,7 +154,7 @@ def rows():
 
 def files():
     """The callbacks that write, as on one machine, and the chief alone at work."""
-    place, model = pathlib.Path(SHARED), build(keras.optimizers.Adam(0.05), norm=True)
+    place, model = pathlib.Path(SHARED), build(lambda: keras.optimizers.Adam(0.05), norm=True)
     callbacks = [
         keras.callbacks.ModelCheckpoint(str(place / "best.keras"), monitor="loss", save_best_only=True),
         keras.callbacks.CSVLogger(str(place / "log.csv")),
@@ -164,7 +166,7 @@ def files():
     alone = getattr(model.distribute_strategy, "is_chief", True)
     mae = [float(model.get_metrics_result()["mae"])] if alone else list(history.history["mae"][-1:])  # read by the chief alone
     told_before = told(model, history, alone=mae)
-    again = build(keras.optimizers.Adam(0.05), norm=True)
+    again = build(lambda: keras.optimizers.Adam(0.05), norm=True)
     restored = again.fit(X, Y, batch_size=8, epochs=3, verbose=0, shuffle=False, callbacks=callbacks[2:3])
     return {**told_before, "after": told(again)["weights"], "epochs": [float(epoch) for epoch in restored.epoch]}
 
@@ -208,8 +210,9 @@ def main(file, shared, cpus, *cases):
         km.virtual_cpus(int(cpus))
     results = {}
     for case in cases:
+        start = time.monotonic()
         results[case] = globals()[case]()
-        print(case, "done", flush=True)
+        print(f"{case}: {time.monotonic() - start:.1f} s", flush=True)
         pathlib.Path(file).write_text(json.dumps(results))
 
 
