@@ -76,7 +76,6 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
         _check_first()
         if timeout_seconds is None:
             timeout_seconds = float(os.environ.get("KERAS_MIRROR_TIMEOUT_SECONDS", TIMEOUT_SECONDS))
-        self.timeout_seconds = timeout_seconds
         self.cluster = _cluster(cluster_resolver)
         self.workers = len(self.cluster.workers)
         self.is_chief = self.cluster.me == 0
@@ -86,6 +85,7 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
             agreement.check("MultiWorkerMirroredStrategy", names, meet(self.cluster, self._about_itself(cpus), timeout_seconds))
         resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         options = _with_timeout(communication_options, timeout_seconds)
+        self.timeout_seconds = options.timeout_seconds
         with self._watched(timeout_seconds):
             tf.distribute.Strategy.__init__(self, internals.collective_extended(self, resolver, options, cpus))
         local = self.extended.worker_devices

@@ -77,7 +77,9 @@ def _main(timeout):
     try:
         for command, env in json.load(sys.stdin):
             processes.append(
-                subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+                subprocess.Popen(
+                    command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+                )
             )
         print(json.dumps([_ended(process, end) for process in processes]))
     finally:

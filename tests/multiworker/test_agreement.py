@@ -21,7 +21,10 @@ def test_workers_that_say_the_same_do_not_differ():
     [
         ([{"size": 8}, {"size": 8}, {"size": 4}], "size is 8 on chief:0 and worker:0 and 4 on worker:1"),
         ([{"size": 8}, {}, {"size": 8}], "size is 8 on chief:0 and worker:1 and unset on worker:0"),
-        ([{"weight": ["a", "b"]}] * 2 + [{"weight": ["a"]}], "the number of weights is 2 on chief:0 and worker:0 and 1 on worker:1"),
+        (
+            [{"weight": ["a", "b"]}] * 2 + [{"weight": ["a"]}],
+            "the number of weights is 2 on chief:0 and worker:0 and 1 on worker:1",
+        ),
         (
             [{"weight": [["k", "(2,)"], ["b", "(1,)"]]}] * 2 + [{"weight": [["k", "(2,)"], ["b", "(3,)"]]}],
             "weight b is (1,) on chief:0 and worker:0 and (3,) on worker:1",
@@ -30,7 +33,10 @@ def test_workers_that_say_the_same_do_not_differ():
             [{"weight": [["k", "(2,)"]]}] * 2 + [{"weight": [["b", "(2,)"]]}],
             "weight[0] is k (2,) on chief:0 and worker:0 and b (2,) on worker:1",
         ),
-        ([{"array": [[29, 6]]}] * 2 + [{"array": [[28, 6]]}], "array[0] is [29, 6] on chief:0 and worker:0 and [28, 6] on worker:1"),
+        (
+            [{"array": [[29, 6]]}] * 2 + [{"array": [[28, 6]]}],
+            "array[0] is [29, 6] on chief:0 and worker:0 and [28, 6] on worker:1",
+        ),
     ],
 )
 def test_says_who_differs_in_what(said, sentence):

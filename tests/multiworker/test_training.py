@@ -26,6 +26,7 @@ def results(tmp_path_factory):
         commands.append(([place / f"worker{index}.json", place / "shared", 2, *cases], environment(workers, index)))
     ended = run("train.py", commands, timeout=240)
     for status, output in ended:
+        print(output)  # how long each case took
         assert status == 0, output[-5000:]
     read = [json.loads((place / name).read_text()) for name in ("one.json", "worker0.json", "worker1.json")]
     return {"place": place, "output": [output for _, output in ended], "one": read[0], "workers": read[1:]}
@@ -64,7 +65,9 @@ def test_the_chief_leaves_one_complete_file_of_each_kind(results):
     assert len(lines) == 3 and lines[0].startswith("epoch,")
     assert json.loads((place / "backup" / "training_metadata.json").read_text())["epoch"] == 3
     alone = results["place"] / "alone"
-    assert sorted(p.name.split(".")[0] for p in place.rglob("*tfevents*")) == sorted(p.name.split(".")[0] for p in alone.rglob("*tfevents*"))
+    assert sorted(p.name.split(".")[0] for p in place.rglob("*tfevents*")) == sorted(
+        p.name.split(".")[0] for p in alone.rglob("*tfevents*")
+    )
     assert sorted(p.name for p in place.iterdir()) == sorted(p.name for p in alone.iterdir())
 
 
