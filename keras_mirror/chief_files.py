@@ -27,7 +27,7 @@ class FollowChief(keras.callbacks.Callback):
         if model.optimizer is not None and not model.optimizer.built:
             with strategy.building():
                 model.optimizer.build(model.trainable_variables)
-        epoch = strategy.chiefs(internals.initial_epoch_of(model), "restoring a backup")
+        epoch = strategy.chiefs(internals.restored_epoch(model), "restoring a backup")
         if epoch:
             internals.set_initial_epoch(model, epoch)
             strategy.broadcast([*self._engine.weights(), *(model.optimizer.variables if model.optimizer is not None else ())])

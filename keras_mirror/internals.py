@@ -339,11 +339,6 @@ def made_alone(extended):
         extended.keras_mirror_alone = before
 
 
-def initial_epoch_of(model):
-    """See `restored_epoch`; 0 where nothing was restored."""
-    return model._initial_epoch or 0
-
-
 def set_initial_epoch(model, epoch):
     """Makes `fit` begin with `epoch`, as after a backup was restored."""
     model._initial_epoch = epoch

@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).parent
 
 @functools.cache
 def _wall():
-    """A command that puts what follows into a network of its own, where nobody else reaches TensorFlow's servers; empty if not allowed."""
+    """A command that puts what follows into a network of its own, as TensorFlow listens to all; empty where not allowed."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return []
     tried = subprocess.run(["unshare", "-rn", "ip", "link", "set", "lo", "up"], capture_output=True, timeout=10)
@@ -76,15 +76,16 @@ def _main(timeout):
     processes = []
     try:
         for command, env in json.load(sys.stdin):
-            processes.append(
-                subprocess.Popen(
-                    command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-                )
-            )
+            processes.append(_started(command, env))
         print(json.dumps([_ended(process, end) for process in processes]))
     finally:
         for process in processes:
             _end(process)
+
+
+def _started(command, env):
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, env=env, start_new_session=True, **pipes)
 
 
 def _ended(process, end):

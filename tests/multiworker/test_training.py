@@ -65,9 +65,7 @@ def test_the_chief_leaves_one_complete_file_of_each_kind(results):
     assert len(lines) == 3 and lines[0].startswith("epoch,")
     assert json.loads((place / "backup" / "training_metadata.json").read_text())["epoch"] == 3
     alone = results["place"] / "alone"
-    assert sorted(p.name.split(".")[0] for p in place.rglob("*tfevents*")) == sorted(
-        p.name.split(".")[0] for p in alone.rglob("*tfevents*")
-    )
+    assert len(list(place.rglob("*tfevents*"))) == len(list(alone.rglob("*tfevents*"))) > 0
     assert sorted(p.name for p in place.iterdir()) == sorted(p.name for p in alone.iterdir())
 
 
