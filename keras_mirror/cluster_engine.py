@@ -61,13 +61,18 @@ class ClusterEngine(Engine):
 
     # --- calling ------------------------------------------------------------------------------
 
+    def callbacks_here(self, callbacks):
+        """The callbacks without those that only the chief calls."""
+        return on_this_worker(callbacks, self)
+
     def fit(self, *args, callbacks=None, **kwargs):
         """`keras.Model.fit`, on every worker."""
-        return super().fit(*args, callbacks=on_this_worker(callbacks, self), **kwargs)
+        return super().fit(*args, callbacks=self.callbacks_here(callbacks), **kwargs)
 
     def evaluate(self, *args, callbacks=None, **kwargs):
         """`keras.Model.evaluate`, on every worker."""
-        return super().evaluate(*args, callbacks=on_this_worker(callbacks, self), **kwargs)
+        inside_fit = isinstance(callbacks, keras.callbacks.CallbackList)
+        return super().evaluate(*args, callbacks=callbacks if inside_fit else self.callbacks_here(callbacks), **kwargs)
 
     def _with_pace(self, callbacks):
         paced = super()._with_pace(callbacks)

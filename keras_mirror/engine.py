@@ -69,6 +69,10 @@ class Engine:
         for name in self.SHADOWS:
             internals.set_attribute(self.model, name, getattr(self, name))
 
+    def callbacks_here(self, callbacks):
+        """Those of the callbacks that this worker calls."""
+        return callbacks
+
     def synchronize(self):
         """Makes the weights of several workers equal; one worker has nothing to do."""
 

@@ -77,7 +77,11 @@ class Executor:
         if not any(internals.is_per_replica(leaf) for leaf in tf.nest.flatten(batch)):
             batch = tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
             batch = self._strategy.distribute_batch(batch)
-        return self._call(self._run_batch, batch)
+        try:
+            return self._call(self._run_batch, batch)
+        except tf.errors.OpError as error:
+            self._strategy.raise_if_lost("a training step", error)
+            raise
 
     def _call(self, function, *arguments):
         if not self._eager:

@@ -138,6 +138,9 @@ class GlobalBatchStrategy:
     def data_ended(self):
         """Called when an iterator that asks all workers found no other batch."""
 
+    def raise_if_lost(self, what, error):
+        """Raises an error that says which worker is lost, if `error` is one that comes of that."""
+
     def chiefs(self, value, what=""):
         """`value`; on several workers, the chief's."""
         return value

@@ -59,6 +59,11 @@ class Messages:
         """The chief's `value`, on every worker."""
         return self.exchange(value, what)[0]
 
+    def raise_if_lost(self, what, error):
+        """Raises a `WorkerLostError` that names who is lost, if `error` is one that comes of that."""
+        if isinstance(error, LOST):
+            raise self.lost(what, error) from error
+
     def lost(self, what, error):
         """The error to raise when `error` came instead of an answer from the other workers."""
         silent = [worker for place, worker in enumerate(self.cluster.workers) if place != self.cluster.me and not answers(worker)]

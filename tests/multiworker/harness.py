@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).parent
@@ -77,29 +78,29 @@ def _main(timeout):
     try:
         for command, env in json.load(sys.stdin):
             processes.append(_started(command, env))
-        print(json.dumps([_ended(process, end) for process in processes]))
+        print(json.dumps([_ended(process, output, end) for process, output in processes]))
     finally:
-        for process in processes:
+        for process, _ in processes:
             _end(process)
 
 
 def _started(command, env):
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return subprocess.Popen(command, env=env, start_new_session=True, **pipes)
+    output = tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop a worker, and with it the others
+    return subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT), output
 
 
-def _ended(process, end):
+def _ended(process, output, end):
     try:
-        out, _ = process.communicate(timeout=max(0.1, end - time.monotonic()))
-        return process.returncode, out
+        status = process.wait(max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:
+        status = None
         _end(process)
-        return None, process.communicate()[0]
+    output.seek(0)
+    return status, output.read()
 
 
 def _end(process):
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
 
 
