@@ -73,10 +73,10 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
     """
 
     def __init__(self, cluster_resolver=None, communication_options=None, *, timeout_seconds=None):
+        self.cluster = _cluster(cluster_resolver)
         _check_first()
         if timeout_seconds is None:
             timeout_seconds = float(os.environ.get("KERAS_MIRROR_TIMEOUT_SECONDS", TIMEOUT_SECONDS))
-        self.cluster = _cluster(cluster_resolver)
         self.workers = len(self.cluster.workers)
         self.is_chief = self.cluster.me == 0
         cpus = len(tf.config.get_logical_device_configuration(tf.config.list_physical_devices("CPU")[0]) or [None])
@@ -142,13 +142,17 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
     # --- data -----------------------------------------------------------------------------------
 
     def _distribute(self, dataset, options):
+        unknown = True
         if not tf.inside_function():
             size = int(dataset.cardinality().numpy())
+            unknown = size == tf.data.UNKNOWN_CARDINALITY
             batches = {-1: "infinite", -2: "unknown"}.get(size, size)
             spec = keras.tree.map_structure(str, dataset.element_spec)
             self.check("distributing a dataset", {"number of batches": batches, "type of a batch": str(spec)})
             self._tell_rows(dataset)
-        return ReplicaDataset(self, dataset, ask_all=size == tf.data.UNKNOWN_CARDINALITY)
+        in_order = tf.data.Options()
+        in_order.deterministic = True  # the workers' parts belong together only if all read in one order
+        return ReplicaDataset(self, dataset.with_options(in_order), ask_all=unknown)
 
     def _tell_rows(self, dataset):
         if self._told_rows:

@@ -57,6 +57,19 @@ def test_says_when_it_is_made_too_late(tf_config, build_fn):
         km.mirrored_model(build_fn)
 
 
+def test_says_when_nobody_names_the_workers(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ValueError, match="TF_CONFIG does not say which workers there are.*docs/multiworker.md.*MirroredStrategy"):
+        km.MultiWorkerMirroredStrategy()
+
+
+def test_the_plain_strategy_is_refused_with_what_to_write_instead(monkeypatch, build_fn):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    plain = tf.distribute.MultiWorkerMirroredStrategy()  # of one machine, as nothing names others
+    with pytest.raises(TypeError, match="Keras 3 cannot fit under.*write strategy=keras_mirror.MultiWorkerMirroredStrategy"):
+        km.mirrored_model(build_fn, strategy=plain)
+
+
 def test_devices_have_no_place_beside_several_workers(tf_config, build_fn):
     with pytest.raises(ValueError, match="TF_CONFIG names 2 workers.*CUDA_VISIBLE_DEVICES.*unset TF_CONFIG"):
         km.mirrored_model(build_fn, devices=2)

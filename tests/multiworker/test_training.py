@@ -9,7 +9,7 @@ import pytest
 from tests.multiworker.harness import addresses, environment, run
 
 EQUAL = (
-    "arrays", "weighted", "unknown_size", "shuffled_pipeline", "pydataset", "generator", "tokens", "by_hand", "loop", "files",
+    "arrays", "weighted", "unknown_size", "shuffled_pipeline", "pydataset", "generator", "tokens", "by_hand", "loop", "eager", "files",
 )  # fmt: skip
 
 

@@ -148,8 +148,15 @@ def loop():
 def rows():
     """The rows of every replica of every worker in the logs."""
     model = build()
-    history = model.fit(X, Y, batch_size=8, epochs=1, verbose=0, shuffle=False, callbacks=[km.ReplicaBatchLogger()])
+    history = model.fit(X, Y, batch_size=8, epochs=1, verbose=0, shuffle=False, callbacks=[km.ReplicaBatchLogger(), km.ScopeAuditor("raise")])
     return {name: values for name, values in history.history.items() if name.startswith("replica_")}
+
+
+def eager():
+    """Without graphs."""
+    model = build(norm=True)
+    model.run_eagerly = True
+    return told(model, model.fit(X[:11], Y[:11], batch_size=6, epochs=1, verbose=0))
 
 
 def files():
