@@ -123,7 +123,7 @@ def meet(cluster, facts, timeout, clock=time.monotonic):
         WorkersMissingError: With the names of those who did not arrive.
         OSError: If this worker's own port is taken.
     """
-    greeting = {"hello": _HELLO, "worker": cluster.me, "facts": facts}
+    greeting = {"hello": _HELLO, "worker": cluster.me, "of": len(cluster.workers), "facts": facts}
     met = {cluster.me: facts}
     end = clock() + timeout
     with _Listener(cluster, greeting, met):
@@ -167,16 +167,16 @@ def _greet(worker, greeting, met):
         with socket.create_connection(_host_and_port(worker.address), _PATIENCE) as connection:
             connection.settimeout(_PATIENCE)
             connection.sendall(json.dumps(greeting).encode() + b"\n")
-            _note(connection.makefile("rb").readline(_LONGEST), met)
+            _note(connection.makefile("rb").readline(_LONGEST), met, greeting["of"])
     except OSError:
         pass  # not there yet
 
 
-def _note(line, met):
+def _note(line, met, of):
     try:
         said = json.loads(line)
-        if said["hello"] == _HELLO:
-            met[int(said["worker"])] = said["facts"]
+        if said["hello"] == _HELLO and said["of"] == of and 0 <= said["worker"] < of:
+            met[said["worker"]] = said["facts"]
             return True
     except (ValueError, KeyError, TypeError):
         pass  # somebody else
@@ -188,7 +188,7 @@ class _Listener:
 
     def __init__(self, cluster, greeting, met):
         self._answer = json.dumps(greeting).encode() + b"\n"
-        self._met = met
+        self._met, self._of = met, greeting["of"]
         self._server = _listen(cluster.this)
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -203,7 +203,7 @@ class _Listener:
             with connection:
                 try:
                     connection.settimeout(_PATIENCE)
-                    if _note(connection.makefile("rb").readline(_LONGEST), self._met):
+                    if _note(connection.makefile("rb").readline(_LONGEST), self._met, self._of):
                         connection.sendall(self._answer)
                 except OSError:
                     pass

@@ -148,7 +148,9 @@ def loop():
 def rows():
     """The rows of every replica of every worker in the logs."""
     model = build()
-    history = model.fit(X, Y, batch_size=8, epochs=1, verbose=0, shuffle=False, callbacks=[km.ReplicaBatchLogger(), km.ScopeAuditor("raise")])
+    history = model.fit(
+        X, Y, batch_size=8, epochs=1, verbose=0, shuffle=False, callbacks=[km.ReplicaBatchLogger(), km.ScopeAuditor("raise")]
+    )
     return {name: values for name, values in history.history.items() if name.startswith("replica_")}
 
 
