@@ -9,7 +9,8 @@ import pytest
 from tests.multiworker.harness import addresses, environment, run
 
 EQUAL = (
-    "arrays", "weighted", "unknown_size", "shuffled_pipeline", "pydataset", "generator", "tokens", "by_hand", "loop", "eager", "files",
+    "arrays", "weighted", "unknown_size", "shuffled_pipeline", "pydataset", "generator",
+    "tokens", "by_hand", "loop", "eager", "files",
 )  # fmt: skip
 
 
@@ -24,7 +25,7 @@ def results(tmp_path_factory):
     for index in range(2):
         cases = (*EQUAL, "rows", "refused")
         commands.append(([place / f"worker{index}.json", place / "shared", 2, *cases], environment(workers, index)))
-    ended = run("train.py", commands, timeout=240)
+    ended = run("train.py", commands, timeout=400)
     for status, output in ended:
         print(output)  # how long each case took
         assert status == 0, output[-5000:]
