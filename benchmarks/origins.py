@@ -57,6 +57,6 @@ def report(quick=False):
         ["variables", "without, µs each", "recorded, µs each", "ratio", "at most"],
         rows,
         [
-            f"{AT_A_TIME} variables a turn, {rounds} turns ({rounds // 5} of layers), paired in one process; processor time, medians."
+            f"{AT_A_TIME} variables a turn, {rounds} turns ({rounds // 5} of layers), paired in one process; processor time."
         ],
     )

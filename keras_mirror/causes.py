@@ -206,7 +206,8 @@ class Experiments:
             yield Cause(
                 "local batch statistics",
                 f"what {names} makes of a row depends on the other rows that it is called with, and a replica has its part only",
-                "Compute such statistics over all replicas with keras_mirror.global_mean or a replica context's all_reduce",
+                "Compute such statistics over all replicas, for a mean by "
+                "tf.distribute.get_replica_context().all_reduce('SUM', keras_mirror.global_mean(rows))",
             )
         else:
             yield Cause(
@@ -250,8 +251,8 @@ class Experiments:
                 yield Cause(
                     "unsynchronised state",
                     f"after one step {name} holds {values}, and {np.ravel(one.state[name][0])[where]:.4g} on one device",
-                    "Reduce what is written over the replicas in the layer: "
-                    "tf.distribute.get_replica_context().all_reduce('MEAN', value)",
+                    "Reduce what the layer writes over the replicas, for a mean over rows by "
+                    "tf.distribute.get_replica_context().all_reduce('SUM', keras_mirror.global_mean(rows))",
                 )
 
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.batches import split_bounds
+from keras_mirror.rows import rows_of
 
 NO_ROWS = (
     "the dataset yields a batch of 0 rows, which has no mean to train on; leave empty batches out, for example with dataset.filter."
@@ -47,7 +48,7 @@ def _named_leaves(spec):
     return [("/".join(map(str, path)) or "0", leaf) for path, leaf in keras.tree.flatten_with_path(spec)]
 
 
-def split(batch, replicas):
+def split(batch, replicas, ids=None):
     """The parts of one global batch, in order: a tuple of `replicas` structures like `batch`.
 
     Each part is a copy. A slice would share memory with the batch, and a batch from a Python
@@ -56,9 +57,10 @@ def split(batch, replicas):
     Args:
         batch: Structure of tensors (dense, ragged, sparse) with rows in their first dimension.
         replicas: int, number of parts.
+        ids: Which of the parts; all if None.
     """
     leaves = tf.nest.flatten(batch)
-    parts = [[_part(leaf, replicas, index) for leaf in leaves] for index in range(replicas)]
+    parts = [[_part(leaf, replicas, index) for leaf in leaves] for index in ids or range(replicas)]
     return tuple(tf.nest.pack_sequence_as(batch, part) for part in parts)
 
 
@@ -78,20 +80,36 @@ def _part(leaf, replicas, index):
     return tf.gather(leaf, tf.range(start, stop))
 
 
-def _checked_split(replicas, *batch):
+def _checked_split(replicas, ids, *batch):
     batch = batch if len(batch) > 1 else batch[0]
     unknown = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.shape[0] is None]
     if not unknown:
-        return split(batch, replicas)
+        return split(batch, replicas, ids)
     with tf.control_dependencies([tf.debugging.Assert(tf.shape(unknown[0])[0] > 0, [NO_ROWS])]):
-        return split(batch, replicas)
+        return split(batch, replicas, ids)
 
 
-def split_dataset(dataset, replicas):
-    """Maps each global batch of `dataset` to the tuple of its parts."""
+def rows_of_batch(batch):
+    """Rows of a global batch, a scalar int64 tensor."""
+    for leaf in tf.nest.flatten(batch):
+        rows = None if leaf is None or isinstance(leaf, tf.experimental.Optional) else rows_of(leaf)
+        if rows is not None:
+            return tf.cast(rows, tf.int64)
+    raise ValueError("the batch has no component with rows in its first dimension.")
+
+
+def _split_and_rows(replicas, ids, *batch):
+    return _checked_split(replicas, ids, *batch), rows_of_batch(batch)
+
+
+def split_dataset(dataset, replicas, ids=None):
+    """Maps each global batch of `dataset` to the tuple of its parts.
+
+    With `ids`, to `(parts, rows)`: those parts alone and the rows of the global batch.
+    """
     check_batched(dataset.element_spec)
-    mapped = dataset.map(functools.partial(_checked_split, replicas), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return mapped.prefetch(tf.data.AUTOTUNE)
+    split = functools.partial(_checked_split if ids is None else _split_and_rows, replicas, ids)
+    return dataset.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
 
 def one_after_another(parts):
@@ -104,32 +122,39 @@ def one_after_another(parts):
 
 
 def regroup(strategy, parts):
-    """One structure whose leaves hold one part per replica, from a tuple of structures."""
-    if len(parts) == 1:
+    """One structure whose leaves hold one part per replica of this process, from a tuple of structures."""
+    if strategy.num_replicas_in_sync == 1:
         return parts[0]
-    leaves = [tf.nest.flatten(part) for part in parts]
+    leaves, first = [tf.nest.flatten(part) for part in parts], strategy.replica_ids[0]
 
     def group(k):
         if leaves[0][k] is None:
             return None
-        return strategy.experimental_distribute_values_from_function(lambda context: leaves[context.replica_id_in_sync_group][k])
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: leaves[context.replica_id_in_sync_group - first][k]
+        )
 
     return tf.nest.pack_sequence_as(parts[0], [group(k) for k in range(len(leaves[0]))])
 
 
-def per_replica_spec(parts_spec):
-    """The element spec of `regroup`ed parts, from the tuple of the parts' specs."""
-    if len(parts_spec) == 1:
+def per_replica_spec(parts_spec, replicas=None):
+    """The element spec of `regroup`ed parts, from the tuple of the specs of this process's parts."""
+    if (replicas or len(parts_spec)) == 1:
         return parts_spec[0]
     return tf.nest.map_structure(lambda *specs: internals.per_replica_spec(specs), *parts_spec)
 
 
 class ReplicaDataset(tf.distribute.DistributedDataset):
-    """What `MirroredStrategy.experimental_distribute_dataset` returns on CPU replicas.
+    """What a strategy of this package makes of a dataset on CPU replicas, and on several workers.
 
-    One `tf.data` pipeline yields the parts of all replicas together. It does not copy to devices
+    One `tf.data` pipeline yields the parts of all replicas of this process together. It does not copy to devices
     ahead of time, which CPU replicas do not need, and is several times cheaper a step than
     TensorFlow's distributed iterator.
+
+    Args:
+        strategy: The strategy.
+        dataset: The dataset of global batches.
+        ask_all: Whether to ask the other workers before each batch if they have one, too.
 
     Attributes:
         source: The dataset of global batches that it was made from.
@@ -137,9 +162,10 @@ class ReplicaDataset(tf.distribute.DistributedDataset):
         cardinality: Number of global batches, or `tf.data`'s negative codes for infinite and unknown.
     """
 
-    def __init__(self, strategy, dataset):
+    def __init__(self, strategy, dataset, ask_all=False):
         self._strategy = strategy
-        self._parts = split_dataset(dataset, strategy.num_replicas_in_sync)
+        self._parts = strategy.split_dataset(dataset)
+        self._ask_all = ask_all
         self.source = dataset
         self.global_spec = dataset.element_spec
         self.cardinality = dataset.cardinality()
@@ -149,24 +175,21 @@ class ReplicaDataset(tf.distribute.DistributedDataset):
     @property
     def element_spec(self):
         """Like `tf.data.Dataset.element_spec`, with a spec per replica in each leaf."""
-        return per_replica_spec(self._parts.element_spec)
+        return self._strategy.assembled_spec(self._parts.element_spec)
 
     def __iter__(self):
-        return ReplicaIterator(self._strategy, iter(self._parts))
+        return ReplicaIterator(self._strategy, iter(self._parts), self._ask_all)
 
     def reduce(self, initial_state, reduce_func):
         """Folds `reduce_func(state, batch)` over the batches; what `for` in a `tf.function` calls."""
-        iterator = iter(self._parts)
+        iterator = iter(self)
 
-        def body(optional, state):
-            state = reduce_func(state, regroup(self._strategy, optional.get_value()))
-            return iterator.get_next_as_optional(), state
+        def body(optional, more, state):
+            state = reduce_func(state, iterator.value_of(optional))
+            return (*iterator.next_and_more(), state)
 
-        _, state = tf.while_loop(
-            lambda optional, state: optional.has_value(),
-            body,
-            [iterator.get_next_as_optional(), initial_state],
-            parallel_iterations=1,
+        _, _, state = tf.while_loop(
+            lambda optional, more, state: more, body, [*iterator.next_and_more(), initial_state], parallel_iterations=1
         )
         return state
 
@@ -180,23 +203,25 @@ class ReplicaIteratorSpec(tf.TypeSpec):
 
     _strategies = weakref.WeakValueDictionary()
 
-    def __init__(self, strategy_id, iterator_spec):
+    def __init__(self, strategy_id, ask_all, iterator_spec):
         self._strategy_id = strategy_id
+        self._ask_all = ask_all
         self._iterator_spec = iterator_spec
 
     @classmethod
     def of(cls, iterator):
         """The spec of a `ReplicaIterator`."""
         cls._strategies[id(iterator._strategy)] = iterator._strategy
-        return cls(id(iterator._strategy), iterator._iterator._type_spec)
+        return cls(id(iterator._strategy), iterator._ask_all, iterator._iterator._type_spec)
 
     value_type = property(lambda self: ReplicaIterator)
 
     def _serialize(self):
-        return (self._strategy_id, self._iterator_spec)
+        return (self._strategy_id, self._ask_all, self._iterator_spec)
 
     def _alike(self, other):
-        return isinstance(other, ReplicaIteratorSpec) and other._strategy_id == self._strategy_id
+        same = isinstance(other, ReplicaIteratorSpec) and other._strategy_id == self._strategy_id
+        return same and other._ask_all == self._ask_all
 
     def is_compatible_with(self, other):
         """Whether an iterator of this type can take the place of `other`."""
@@ -212,7 +237,7 @@ class ReplicaIteratorSpec(tf.TypeSpec):
         if not all(self._alike(other) for other in others):
             return None
         common = self._iterator_spec.most_specific_common_supertype([other._iterator_spec for other in others])
-        return None if common is None else ReplicaIteratorSpec(self._strategy_id, common)
+        return None if common is None else ReplicaIteratorSpec(self._strategy_id, self._ask_all, common)
 
     @property
     def _component_specs(self):
@@ -222,15 +247,16 @@ class ReplicaIteratorSpec(tf.TypeSpec):
         return value._iterator
 
     def _from_components(self, components):
-        return ReplicaIterator(self._strategies[self._strategy_id], components)
+        return ReplicaIterator(self._strategies[self._strategy_id], components, self._ask_all)
 
 
 class ReplicaIterator(tf.distribute.DistributedIterator, tf.__internal__.CompositeTensor):
     """Iterates over a `ReplicaDataset`, in Python or inside a `tf.function`."""
 
-    def __init__(self, strategy, iterator):
+    def __init__(self, strategy, iterator, ask_all=False):
         self._strategy = strategy
         self._iterator = iterator
+        self._ask_all = ask_all
 
     @property
     def _type_spec(self):
@@ -239,38 +265,53 @@ class ReplicaIterator(tf.distribute.DistributedIterator, tf.__internal__.Composi
     @property
     def element_spec(self):
         """As of the dataset."""
-        return per_replica_spec(self._iterator.element_spec)
+        return self._strategy.assembled_spec(self._iterator.element_spec)
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        return regroup(self._strategy, next(self._iterator))
+        if not self._ask_all:
+            return self._strategy.assemble(next(self._iterator))
+        optional, more = self.next_and_more()
+        if not more:
+            self._strategy.data_ended()
+            raise StopIteration
+        return self.value_of(optional)
 
     def get_next(self):
         """The next batch; raises `tf.errors.OutOfRangeError` at the end."""
-        return regroup(self._strategy, self._iterator.get_next())
+        return self._strategy.assemble(self._iterator.get_next())
 
     def get_next_as_optional(self):
         """The next batch as something with `has_value()` and `get_value()`."""
-        return ReplicaOptional(self._strategy, self._iterator.get_next_as_optional())
+        return ReplicaOptional(self, self._iterator.get_next_as_optional())
+
+    def next_and_more(self):
+        """The next batch as a bare `tf.experimental.Optional`, which can be a loop's state, and whether it is one."""
+        optional = self._iterator.get_next_as_optional()
+        return optional, self.has_value(optional)
+
+    def has_value(self, optional):
+        """Whether there was another batch, on all workers where their sizes are unknown; a scalar bool tensor."""
+        return self._strategy.all_have(optional.has_value()) if self._ask_all else optional.has_value()
 
     def value_of(self, optional):
-        """The batch in the bare `optional` of a `ReplicaOptional`, which can be a loop's state."""
-        return regroup(self._strategy, optional.get_value())
+        """The batch in a bare optional of this iterator."""
+        return self._strategy.assemble(optional.get_value())
 
 
 class ReplicaOptional:
     """A batch that may be absent, as `tf.experimental.Optional`."""
 
-    def __init__(self, strategy, optional):
-        self._strategy = strategy
+    def __init__(self, iterator, optional):
+        self._iterator = iterator
         self.optional = optional
 
     def has_value(self):
         """Whether there was another batch; a scalar bool tensor."""
-        return self.optional.has_value()
+        return self._iterator.has_value(self.optional)
 
     def get_value(self):
         """The batch."""
-        return regroup(self._strategy, self.optional.get_value())
+        return self._iterator.value_of(self.optional)

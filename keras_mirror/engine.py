@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals, steps
-from keras_mirror.distribution import NO_ROWS, ReplicaDataset, regroup, split
+from keras_mirror.distribution import NO_ROWS, ReplicaDataset
 from keras_mirror.empty_parts import run_on_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.executor import Executor
@@ -81,6 +81,13 @@ class Engine:
         internals.set_training_strategy(self.model, self.strategy)
         for name in self.SHADOWS:
             internals.set_attribute(self.model, name, getattr(self, name))
+
+    def callbacks_here(self, callbacks):
+        """Those of the callbacks that this worker calls."""
+        return callbacks
+
+    def synchronize(self):
+        """Makes the weights of several workers equal; one worker has nothing to do."""
 
     # --- compiling --------------------------------------------------------------------------
 
@@ -343,8 +350,8 @@ class Engine:
 
     def predict_on_batch(self, x):
         """`keras.Model.predict_on_batch`; the batch is split over the replicas."""
-        parts = split(tf.nest.map_structure(tf.convert_to_tensor, x), self.strategy.num_replicas_in_sync)
-        return type(self.model).predict_on_batch(self.model, regroup(self.strategy, parts))
+        batch = self.strategy.distribute_batch(tf.nest.map_structure(tf.convert_to_tensor, x))
+        return type(self.model).predict_on_batch(self.model, batch)
 
     def _called(self, method, *args, **kwargs):
         try:

@@ -5,7 +5,7 @@ import time
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.distribution import ReplicaIterator, ReplicaOptional, regroup, split
+from keras_mirror.distribution import ReplicaIterator
 from keras_mirror.graph_clock import GraphClock, NoClock
 from keras_mirror.losses import is_share
 from keras_mirror.rows import current_part
@@ -69,6 +69,8 @@ class Executor:
         run = self._run_many_timed if self._timers else self._run_many
         ran, logs, seconds = self._call(run, iterator, tf.constant(min(steps, self.limit or steps)))
         self._count(int(ran), seconds)
+        if int(ran) < steps:
+            self._strategy.data_ended()
         if int(ran) == 0:
             if not self._ran:
                 raise ValueError("the data is empty: it yielded no batch, so there is nothing to train on or to evaluate.")
@@ -83,8 +85,12 @@ class Executor:
         start = time.perf_counter()
         if not any(internals.is_per_replica(leaf) for leaf in tf.nest.flatten(batch)):
             batch = tf.nest.map_structure(lambda leaf: None if leaf is None else tf.convert_to_tensor(leaf), batch)
-            batch = regroup(self._strategy, split(batch, self._strategy.num_replicas_in_sync))
-        logs = self._call(self._run_batch, batch)
+            batch = self._strategy.distribute_batch(batch)
+        try:
+            logs = self._call(self._run_batch, batch)
+        except tf.errors.OpError as error:
+            self._strategy.raise_if_lost("a training step", error)
+            raise
         if self._timers:
             tf.nest.map_structure(lambda log: log.numpy(), logs)  # so that the step has ended
         self._count(1, (0.0, time.perf_counter() - start))
@@ -122,18 +128,18 @@ class Executor:
             return self._many_steps_eagerly(iterator, int(steps))
 
         def get():
-            return _bare(iterator.get_next_as_optional())
+            return _next_and_more(iterator)
 
         def run(optional):
-            self._keep(self._run(iterator.value_of(optional) if isinstance(iterator, ReplicaIterator) else optional.get_value()))
+            self._keep(self._run(_value_of(iterator, optional)))
 
-        def body(ran, optional, times):
-            times = clock.step(times, lambda: run(optional))
-            following, times = clock.following(times, lambda: tf.cond(ran + 1 < steps, get, lambda: optional))
+        def body(ran, batch, times):
+            times = clock.step(times, lambda: run(batch[0]))
+            following, times = clock.following(times, lambda: tf.cond(ran + 1 < steps, get, lambda: batch))
             return ran + 1, following, times
 
         ran, _, times = tf.while_loop(
-            lambda ran, optional, times: tf.logical_and(ran < steps, optional.has_value()),
+            lambda ran, batch, times: tf.logical_and(ran < steps, batch[1]),
             body,
             [tf.constant(0), *clock.first(get)],
             parallel_iterations=1,
@@ -155,13 +161,13 @@ class Executor:
         own, waiting, stepping = {}, 0.0, 0.0
         for ran in range(steps):
             asked = time.perf_counter()
-            try:
-                batch = iterator.get_next()
-            except tf.errors.OutOfRangeError:
-                return ran, self._logs(own), (waiting + time.perf_counter() - asked, stepping)
+            optional, more = _next_and_more(iterator)
             arrived = time.perf_counter()
-            own = self._run(batch)
-            waiting, stepping = waiting + arrived - asked, stepping + time.perf_counter() - arrived
+            waiting += arrived - asked
+            if not more:
+                return ran, self._logs(own), (waiting, stepping)
+            own = self._run(_value_of(iterator, optional))
+            stepping += time.perf_counter() - arrived
         return steps, self._logs(own), (waiting, stepping)
 
     def _run(self, batch):
@@ -208,5 +214,12 @@ def _flat(logs):
     return flat
 
 
-def _bare(optional):
-    return optional.optional if isinstance(optional, ReplicaOptional) else optional
+def _next_and_more(iterator):
+    if isinstance(iterator, ReplicaIterator):
+        return iterator.next_and_more()
+    optional = iterator.get_next_as_optional()  # TensorFlow's own iterator, on GPUs
+    return optional, optional.has_value()
+
+
+def _value_of(iterator, optional):
+    return iterator.value_of(optional) if isinstance(iterator, ReplicaIterator) else optional.get_value()

@@ -102,7 +102,7 @@ class TrainingLoop:
             )
         except BaseException:
             if begun.training:
-                _end(self.callbacks, None)
+                _end(engine_of(self.model).callbacks_here(self.callbacks), None)
             raise
         return self.history
 
@@ -117,7 +117,12 @@ class TrainingLoop:
         """
         model = self.model
         self._list = keras.callbacks.CallbackList(
-            arrange(self.callbacks, 0), add_history=True, model=model, verbose=1, epochs=epochs, steps=None
+            arrange(engine_of(model).callbacks_here(self.callbacks), 0),
+            add_history=True,
+            model=model,
+            verbose=1,
+            epochs=epochs,
+            steps=None,
         )
         self.history = model.history
         model.stop_training = False

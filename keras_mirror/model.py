@@ -4,8 +4,12 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.cluster import from_environment
+from keras_mirror.cluster_engine import ClusterEngine
 from keras_mirror.engine import Engine, engine_of
 from keras_mirror.errors import warn_once
+from keras_mirror.global_batches import GlobalBatchStrategy
+from keras_mirror.multiworker import MultiWorkerMirroredStrategy, current_strategy
 from keras_mirror.normalization import MODES
 from keras_mirror.provenance import origin_of, watch
 from keras_mirror.strategy import MirroredStrategy
@@ -27,7 +31,9 @@ def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=
         devices: `None` for every visible GPU, else one CPU; an int for so many GPUs, or so many
             virtual CPU replicas where there is no GPU; a list of device names; `"idle"` for the GPUs
             that no other process uses.
-        strategy: A `keras_mirror.MirroredStrategy` to share with other models, instead of `devices`.
+        strategy: A `keras_mirror.MirroredStrategy` or `MultiWorkerMirroredStrategy` to share with other
+            models, instead of `devices`. With neither, a `TF_CONFIG` of several workers chooses
+            `MultiWorkerMirroredStrategy`, and a line on the screen says so.
         compile: Dict of `keras.Model.compile` arguments, if `build_fn` does not compile. Optimizers,
             losses and metrics made outside of the scope are made again inside, from their config,
             and a `MirrorWarning` says so.
@@ -73,15 +79,18 @@ def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=
         )
     watch()
     strategy = _strategy(devices, strategy)
-    with strategy.scope():
-        model = build_fn()
-    _check_model(model, compile)
-    engine = Engine(model, strategy, step, batch_norm)
-    engine.install()
-    if compile is not None:
-        model.compile(**compile)
-    else:
-        engine.recompile_in_scope()
+    with strategy.building():
+        with strategy.scope():
+            model = build_fn()
+        _check_model(model, compile)
+        kind = ClusterEngine if isinstance(strategy, MultiWorkerMirroredStrategy) else Engine
+        engine = kind(model, strategy, step, batch_norm)
+        engine.install()
+        if compile is not None:
+            model.compile(**compile)
+        else:
+            engine.recompile_in_scope()
+    engine.synchronize()
     _warn_of_strangers(model, strategy)
     return model
 
@@ -106,11 +115,19 @@ def _kind(thing):
 
 def _strategy(devices, strategy):
     if strategy is None:
+        cluster = from_environment()
+        if cluster is not None and len(cluster.workers) > 1:
+            return _of_several_workers(cluster, devices)
         return MirroredStrategy(devices)
     if devices is not None:
         raise ValueError("mirrored_model: devices and strategy both say where to train; pass only one of them.")
-    if isinstance(strategy, MirroredStrategy):
+    if isinstance(strategy, GlobalBatchStrategy):
         return strategy
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise TypeError(
+            "mirrored_model: Keras 3 cannot fit under a plain tf.distribute.MultiWorkerMirroredStrategy; "
+            "write strategy=keras_mirror.MultiWorkerMirroredStrategy(), at the top of the script, instead."
+        )
     if isinstance(strategy, tf.distribute.MirroredStrategy):
         names = [tf.DeviceSpec.from_string(d) for d in strategy.extended.worker_devices]
         names = [f"{d.device_type}:{d.device_index}" for d in names]
@@ -122,6 +139,27 @@ def _strategy(devices, strategy):
         f"mirrored_model: strategy must be a keras_mirror.MirroredStrategy, and got {_kind(strategy)}; "
         "write strategy=keras_mirror.MirroredStrategy(devices), or pass devices= alone."
     )
+
+
+def _of_several_workers(cluster, devices):
+    if devices is not None:
+        raise ValueError(
+            f"mirrored_model: TF_CONFIG names {len(cluster.workers)} workers, and each trains on all devices that it "
+            "sees, so devices="
+            f"{devices!r} has no place; hide GPUs with CUDA_VISIBLE_DEVICES, or call keras_mirror.virtual_cpus(n) first "
+            "for several "
+            "CPU replicas. To train on this machine alone, unset TF_CONFIG."
+        )
+    strategy = current_strategy()
+    if strategy is None:
+        strategy = MultiWorkerMirroredStrategy()
+        print(
+            f"keras_mirror: training with MultiWorkerMirroredStrategy, because TF_CONFIG names {len(cluster.workers)} "
+            "workers; this is "
+            f"{cluster.this}{', the chief' if strategy.is_chief else ''}.",
+            flush=True,
+        )
+    return strategy
 
 
 def _check_model(model, compile):

@@ -7,7 +7,7 @@ import keras
 from keras_mirror import internals
 from keras_mirror.engine import engine_of
 from keras_mirror.errors import warn_once
-from keras_mirror.strategy import MirroredStrategy
+from keras_mirror.global_batches import GlobalBatchStrategy
 
 
 @contextlib.contextmanager
@@ -66,13 +66,13 @@ def observe(model_or_strategy, callbacks=()):
 
 
 def _model_and_strategy(given):
-    if isinstance(given, MirroredStrategy):
+    if isinstance(given, GlobalBatchStrategy):
         with given.scope():
             stand_in = keras.Sequential(name="observed")
         internals.set_training_strategy(stand_in, given)
         return stand_in, given
     strategy = internals.training_strategy(given) if isinstance(given, keras.Model) else None
-    if not isinstance(strategy, MirroredStrategy):
+    if not isinstance(strategy, GlobalBatchStrategy):
         raise TypeError(
             f"observe: expected a keras_mirror.MirroredStrategy or a model made in its scope, and got {type(given).__name__}; "
             "build the model with keras_mirror.mirrored_model(build_fn)."

@@ -62,6 +62,7 @@ class Pace(keras.callbacks.Callback):
         seconds = self._executor.seconds_per_step
         steps = 1 if seconds is None else max(1, min(MOST_STEPS, int(SECONDS_PER_CALL / seconds)))
         steps = next(n for n in range(steps, 0, -1) if self._divides % n == 0)
+        steps = self._engine.strategy.chiefs(steps, "steps of one call")
         self._iterator.steps_per_execution = self._executor.steps = steps
 
     def on_train_batch_begin(self, batch, logs=None):

@@ -447,3 +447,43 @@ def test_learning_rate_schedule():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)
     assert internals.learning_rate_schedule(keras.optimizers.SGD(schedule)) is schedule
     assert internals.learning_rate_schedule(keras.optimizers.SGD(0.1)) is None
+
+
+def test_tensorflow_started_and_global_seed():
+    """Delete once TensorFlow says publicly whether it has started, and which seed was set."""
+    tf.constant(0)
+    assert internals.tensorflow_started()
+    tf.random.set_seed(11)
+    assert internals.global_seed() == 11
+
+
+def test_is_read_together():
+    """Delete once the public `tf.Variable` tells that its copies are added up when they are read."""
+    with km.MirroredStrategy(2).scope():
+        metric, weight = keras.metrics.Mean(), keras.Variable(1.0)
+    assert internals.is_read_together(metric.variables[0].value)
+    assert not internals.is_read_together(weight.value)
+
+
+def test_collective_extended():
+    """Delete once `tf.distribute.MultiWorkerMirroredStrategy` takes several CPUs a worker and compares before it broadcasts."""
+
+    class Strategy(tf.distribute.MultiWorkerMirroredStrategy):
+        def __init__(self):
+            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            options = tf.distribute.experimental.CommunicationOptions()
+            tf.distribute.Strategy.__init__(self, internals.collective_extended(self, resolver, options, 3))
+
+    strategy = Strategy()  # without TF_CONFIG it is alone, and starts no server
+    assert strategy.num_replicas_in_sync == 3
+    with internals.made_alone(strategy.extended), strategy.scope():
+        assert tf.Variable(2.0).numpy() == 2.0
+    assert not strategy.extended.keras_mirror_alone
+
+
+def test_set_initial_epoch(data, build_fn):
+    """Delete once a callback can say publicly at which epoch to go on."""
+    model = km.mirrored_model(build_fn, devices=2)
+    internals.set_initial_epoch(model, 2)
+    assert internals.restored_epoch(model) == 2
+    assert model.fit(*data, epochs=3, verbose=0).epoch == [2]

@@ -1,7 +1,7 @@
 """Where callbacks read the rows that a model's replicas get."""
 
 from keras_mirror.engine import engine_of
-from keras_mirror.strategy import MirroredStrategy
+from keras_mirror.global_batches import GlobalBatchStrategy
 
 
 def row_windows(model, kind, who):
@@ -20,7 +20,7 @@ def row_windows(model, kind, who):
         TypeError: If nobody counts the model's rows.
     """
     engine, strategy = engine_of(model), model.distribute_strategy
-    if not isinstance(strategy, MirroredStrategy):
+    if not isinstance(strategy, GlobalBatchStrategy):
         raise TypeError(
             f"{who}: the model was not built by keras_mirror, so nobody counts its rows; "
             "build it with keras_mirror.mirrored_model(build_fn)."

@@ -1,0 +1,91 @@
+"""Two real workers with two replicas each give the weights and logs of one device, on each worker."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from tests.multiworker.harness import addresses, environment, run
+
+EQUAL = (
+    "arrays", "weighted", "unknown_size", "pydataset", "generator",
+    "tokens", "by_hand", "loop", "eager", "files",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What one device and each of the workers had, all started at once."""
+    place = tmp_path_factory.mktemp("workers")
+    workers = addresses(2)
+    for name in ("alone", "shared"):
+        (place / name).mkdir()
+    commands = [([place / "one.json", place / "alone", 1, *EQUAL], environment())]
+    for index in range(2):
+        cases = (*EQUAL, "refused")
+        commands.append(([place / f"worker{index}.json", place / "shared", 2, *cases], environment(workers, index)))
+    ended = run("train.py", commands, timeout=560)
+    for status, output in ended:
+        print(output)  # how long each case took
+        assert status == 0, output[-5000:]
+    read = [json.loads((place / name).read_text()) for name in ("one.json", "worker0.json", "worker1.json")]
+    return {"place": place, "output": [output for _, output in ended], "one": read[0], "workers": read[1:]}
+
+
+@pytest.mark.parametrize("case", EQUAL)
+def test_every_worker_equals_one_device(results, case):
+    one = {name: value for name, value in results["one"][case].items() if not name.startswith("replica_")}
+    assert one["weights"]
+    for worker in results["workers"]:
+        assert {name for name in worker[case] if not name.startswith("replica_")} == set(one)
+        for name in one:
+            for a, b in zip(worker[case][name], one[name]) if isinstance(one[name], list) else [(worker[case][name], one[name])]:
+                np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5, err_msg=f"{case} {name}")
+
+
+def test_every_replica_of_every_worker_has_its_rows_in_the_logs(results):
+    # 8, 8, 8 and 5 rows on 4 replicas: 2, 2, 2 and then 2, 1, 1, 1.
+    for worker in results["workers"]:
+        assert [worker["weighted"][f"replica_{i}/examples"] for i in range(4)] == [[8.0] * 2, [7.0] * 2, [7.0] * 2, [7.0] * 2]
+
+
+def test_says_which_strategy_and_which_rows(results):
+    for index, output in enumerate(results["output"][1:]):
+        assert f"training with MultiWorkerMirroredStrategy, because TF_CONFIG names 2 workers; this is worker:{index}" in output
+        assert f"worker:{index} reads all of the data and trains on the rows of replica {2 * index} to {2 * index + 1}" in output
+
+
+def test_the_chief_leaves_one_complete_file_of_each_kind(results):
+    place = results["place"] / "shared"
+    for name in ("best.keras", "model.keras"):
+        saved = keras.saving.load_model(place / name)
+        saved_weights = [w.ravel() for w in saved.get_weights()]
+        for a, b in zip(saved_weights, results["one"]["files"]["weights"]):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+    lines = (place / "log.csv").read_text().splitlines()
+    assert len(lines) == 3 and lines[0].startswith("epoch,")
+    assert json.loads((place / "backup" / "training_metadata.json").read_text())["epoch"] == 3
+    alone = results["place"] / "alone"
+    assert len(list(place.rglob("*tfevents*"))) == len(list(alone.rglob("*tfevents*"))) > 0
+    assert sorted(p.name for p in place.iterdir()) == sorted(p.name for p in alone.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "fragments"),
+    [
+        ("batch", ["WorkersDifferError: fit: ", "batch_size is 8 on worker:0 and 16 on worker:1"]),
+        ("arrays", ["WorkersDifferError: fit: ", "array[0] is [29, 6] on worker:0 and [28, 6] on worker:1"]),
+        ("size", ["WorkersDifferError: ", "number of batches is 4 on worker:0 and 3 on worker:1"]),
+        ("ended", ["WorkersDifferError: the data ended on worker:1 while there was more on worker:0"]),
+        ("seed", ["WorkersDifferError: fit: ", "keras.utils.set_random_seed", "on worker:0 and", "on worker:1"]),
+        ("weights", ["WorkersDifferError: fit: ", "checksum of weight sequential", "/kernel is", "on worker:0 and", "on worker:1"]),
+        ("model", ["WorkersDifferError: building the model: ", "the number of weights is 4 on worker:0 and 8 on worker:1"]),
+        ("goes on", ["nothing was raised"]),
+    ],
+)
+def test_what_differs_is_named_on_every_worker(results, name, fragments):
+    sentences = [worker["refused"][name] for worker in results["workers"]]
+    assert sentences[0] == sentences[1]
+    for fragment in fragments:
+        assert fragment in sentences[0]
