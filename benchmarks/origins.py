@@ -56,7 +56,5 @@ def report(quick=False):
         "Creating variables with their origin recorded, and without",
         ["variables", "without, µs each", "recorded, µs each", "ratio", "at most"],
         rows,
-        [
-            f"{AT_A_TIME} variables a turn, {rounds} turns ({rounds // 5} of layers), paired in one process; processor time."
-        ],
+        [f"{AT_A_TIME} variables a turn, {rounds} turns ({rounds // 5} of layers) paired in one process; processor time, median."],
     )
