@@ -1,6 +1,6 @@
 """Each private name, pinned to what it does today.
 
-When one of these fails after an upgrade, the function of the same name in `internals.py` is what
+When one of these fails after an upgrade, the function of the same name in `internals` is what
 has to change. Each test says what can be deleted once upstream makes the name unnecessary.
 """
 
@@ -111,7 +111,7 @@ def test_current_graph_and_captured_variables():
 
 def test_see_every_variable(monkeypatch):
     """Delete once TensorFlow has a variable creator for all threads, which `clear_session` keeps."""
-    monkeypatch.setattr(internals._WatchedGraphs, "creators", list(internals._WatchedGraphs.creators))
+    monkeypatch.setattr(internals.of_tensorflow._WatchedGraphs, "creators", list(internals.of_tensorflow._WatchedGraphs.creators))
     seen = []
 
     def creator(following, **kwargs):
