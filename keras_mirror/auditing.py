@@ -44,8 +44,8 @@ _OUTSIDE = {
         "error",
         "it exists once and every replica writes to it, so a counter counts as many times as there are replicas",
         "Make it inside build_fn with tf.Variable(..., aggregation=tf.VariableAggregation.SUM, "
-        "synchronization=tf.VariableSynchronization.ON_READ) for what adds up over replicas, such as rows, with ONLY_FIRST_REPLICA for "
-        "what each of them counts alike, such as steps; or count in a metric",
+        "synchronization=tf.VariableSynchronization.ON_READ) for what adds up over replicas, such as rows, "
+        "with ONLY_FIRST_REPLICA for what each of them counts alike, such as steps; or count in a metric",
     ),
 }
 _LOCAL_STEP = (
