@@ -31,12 +31,13 @@ class GlobalBatchStrategy:
         devices: Names of the devices of this process.
         replica_ids: range, which of all replicas are this process's.
         is_chief: Whether this process writes the files.
+        worker: int, which of the `workers` this process is.
         row_counters: `RowCounter`s of the `"train"` and `"test"` steps of loops over `run`.
         listeners: Functions called with the variables of each graph in which `run` is traced.
     """
 
     is_chief = True
-    workers = 1
+    worker, workers = 0, 1
 
     def _prepare(self, devices, replica_ids):
         internals.allow_local_updates(self.extended)
@@ -146,6 +147,10 @@ class GlobalBatchStrategy:
 
     def raise_if_lost(self, what, error):
         """Raises an error that says which worker is lost, if `error` is one that comes of that."""
+
+    def exchange(self, facts, what=""):
+        """What every worker says, the chief first; on one worker, what it says itself."""
+        return [facts]
 
     def chiefs(self, value, what=""):
         """`value`; on several workers, the chief's."""

@@ -77,7 +77,7 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
         _check_first()
         if timeout_seconds is None:
             timeout_seconds = float(os.environ.get("KERAS_MIRROR_TIMEOUT_SECONDS", TIMEOUT_SECONDS))
-        self.workers = len(self.cluster.workers)
+        self.worker, self.workers = self.cluster.me, len(self.cluster.workers)
         self.is_chief = self.cluster.me == 0
         cpus = len(tf.config.get_logical_device_configuration(tf.config.list_physical_devices("CPU")[0]) or [None])
         names = [worker.name for worker in self.cluster.workers]

@@ -1,5 +1,6 @@
 """Saves a run so that, killed at any step and started again, it ends as if it had never stopped."""
 
+import pathlib
 import time
 
 import keras
@@ -31,6 +32,9 @@ class Resume(keras.callbacks.Callback):
     intact, and where the newest is damaged, the one before is used, with a warning (`KM601`). A save costs
     about the time that it takes to write all variables to disk twice; steps in between cost nothing.
     On resuming, the batches of the present epoch are read and dropped; `docs/resume.md` says what that costs for which data.
+
+    On several workers each keeps its own saves, in `directory/worker-0` and so on (on a shared disk or its own), and all go on
+    from the newest save that every one of them has.
 
     Works with `fit` and `TrainingLoop`, for models of `mirrored_model`. An attribute `get_state()` and
     `set_state(state)` of a callback or a `PyDataset` takes the place of what is saved of it by itself.
@@ -64,7 +68,8 @@ class Resume(keras.callbacks.Callback):
         self.save_freq = save_freq
         self.every_steps = 0 if save_freq == "epoch" else save_freq
         self.others = []  # the other callbacks, told by `fit`
-        self._saves = saves.Saves(directory)
+        self.directory = pathlib.Path(directory)
+        self._saves = None  # of this worker, once it is known
         self._saved = None  # the state that this run goes on from
         self._positions = []
 
@@ -75,7 +80,9 @@ class Resume(keras.callbacks.Callback):
         self._check_company(engine)
         self._engine, self._positions, self._within = engine, [], None
         self._counters = Counters(self.others)
-        self._path, self._saved = self._newest()
+        several = engine.strategy.workers > 1
+        self._saves = saves.Saves(self.directory / f"worker-{engine.strategy.worker}" if several else self.directory)
+        self._path, self._saved = self._newest_of_all(engine.strategy)
         if self._saved is not None:
             self._check_versions()
         engine.data_listener = self._follow
@@ -97,30 +104,48 @@ class Resume(keras.callbacks.Callback):
         if any(isinstance(callback, (keras.callbacks.BackupAndRestore, Resume)) for callback in self.others):
             raise ValueError("Resume: it takes the place of BackupAndRestore, and of another Resume; leave the others out.")
 
-    def _newest(self):
-        """The newest save that is as it was written, or None and None where there is none at all."""
-        damage = []
+    def _newest_of_all(self, strategy):
+        """The newest save that this worker and all others have, or None and None where no worker has any."""
+        if strategy.workers == 1:
+            return next(self._readable(), (None, None))
+        mine = {(state["epoch"], state["step"]): (path, state) for path, state in reversed(list(self._readable()))}
+        theirs = [{tuple(at) for at in each} for each in strategy.exchange([list(at) for at in mine], "Resume")]
+        common = set.intersection(*theirs)
+        if not common and any(theirs):
+            without = [f"worker:{index}" for index, each in enumerate(theirs) if not each] or ["no two workers' newest saves"]
+            raise ValueError(
+                f"Resume: the workers have no save in common in {self.directory} ({', '.join(without)} without one of the "
+                "others'); give every worker the directory that it had, or delete all of them to start over."
+            )
+        return mine[max(common)] if common else (None, None)
+
+    def _readable(self):
+        """Yields the saves that are as they were written, newest first, and warns of those that are not."""
+        damage, found = [], False
         for path in self._saves:
             try:
-                found = path, self._saves.read(path)
+                save = path, self._saves.read(path)
             except saves.Damaged as error:
                 damage.append(str(error))
                 continue
-            if damage:
+            if damage and not found:
                 warn_once(
                     ("damaged", str(path), *damage),
                     f"Resume: {'; '.join(damage)}, so training goes on from the save before, {path}.",
                     stacklevel=4,
                     code="KM601",
                 )
-            return found
-        if damage:
+            found = True
+            yield save
+        if damage and not found:
             raise OSError(
                 f"Resume: every save in {self._saves.directory} is damaged ({'; '.join(damage)}); delete it to start over."
             )
-        return None, None
 
     def _check_versions(self):
+        there, here = self._saved.get("workers", 1), self._engine.strategy.workers
+        if there != here:
+            self._refuse(f"it was saved by {there} worker{'s' * (there > 1)} and this run has {here}")
         for name, here in _versions().items():
             there = self._saved["versions"].get(name)
             if there != here:
@@ -141,7 +166,7 @@ class Resume(keras.callbacks.Callback):
         self._within = saved["epoch"] if saved["step"] else None
         stopped = saved["stop_training"] and not saved["step"]
         internals.set_restored_epoch(self.model, self.params["epochs"] if stopped else saved["epoch"])
-        if self.params.get("verbose", 1):
+        if self.params.get("verbose", 1) and self._engine.strategy.is_chief:
             step = f", step {saved['step'] + 1}" if saved["step"] else ""
             ended = stopped or saved["epoch"] >= self.params["epochs"]
             going = "the run had ended" if ended else f"going on with epoch {saved['epoch'] + 1}{step}"
@@ -238,6 +263,7 @@ class Resume(keras.callbacks.Callback):
             "format": saves.FORMAT,
             "time": time.strftime("%Y-%m-%d %H:%M:%S"),
             "versions": _versions(),
+            "workers": self._engine.strategy.workers,
             "epoch": epoch,
             "step": step,
             "stop_training": bool(self.model.stop_training),

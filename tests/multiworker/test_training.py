@@ -10,7 +10,7 @@ from tests.multiworker.harness import addresses, environment, run
 
 EQUAL = (
     "arrays", "weighted", "unknown_size", "pydataset", "generator",
-    "tokens", "by_hand", "loop", "eager", "files",
+    "tokens", "by_hand", "loop", "eager", "files", "resumed",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ The results of each case go to FILE; DIRECTORY is one that all workers share.
 import json
 import os
 import pathlib
+import shutil
 import sys
 import time
 
@@ -164,6 +165,30 @@ def files():
     again = build(lambda: keras.optimizers.Adam(0.05), norm=True)
     restored = again.fit(X, Y, batch_size=8, epochs=3, verbose=0, shuffle=False, callbacks=callbacks[2:3])
     return {**told_before, "after": told(again)["weights"], "epochs": [float(epoch) for epoch in restored.epoch]}
+
+
+def resumed():
+    """Stopped in the middle of an epoch, and gone on with by another model, from a save that all workers have."""
+    place = pathlib.Path(SHARED) / "resumed"
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(keras.ops.convert_to_numpy(self.model.optimizer.iterations)) == 6:
+                raise KeyboardInterrupt
+
+    def run(*callbacks):
+        model = build(lambda: keras.optimizers.Adam(0.05), norm=True)
+        arguments = dict(batch_size=8, epochs=3, verbose=0, validation_data=(X[:13], Y[:13]))
+        return model, model.fit(X, Y, callbacks=[*callbacks, km.Resume(place, save_freq=1)], **arguments)
+
+    try:
+        run(Stop())
+    except KeyboardInterrupt:
+        pass
+    if json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index") == 1:
+        shutil.rmtree(max((place / "worker-1").glob("save-*")))  # as if this worker had been killed in its last save
+    model, history = run()
+    return told(model, history, epochs=[float(epoch) for epoch in history.epoch])
 
 
 def refused():
