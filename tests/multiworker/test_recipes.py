@@ -1,0 +1,68 @@
+"""The recipes of docs/multiworker.md, as they stand there."""
+
+import json
+import os
+import pathlib
+import re
+import stat
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs" / "multiworker.md").read_text()
+
+
+def recipe(title):
+    """The first block of Python below a heading."""
+    return re.search(rf"## {title}\n.*?```python\n(.*?)```", PAGE, re.S)[1]
+
+
+def test_slurm(tmp_path):
+    """With a `scontrol` that knows two nodes; Slurm itself was not run."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames node[1-2]" ] && printf "node1\\nnode2\\n"\n')
+    scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
+    script = recipe("Start with Slurm") + "print(os.environ['TF_CONFIG'])\n"
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_PROCID": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == {
+        "cluster": {"worker": ["node1:29500", "node2:29500"]},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+def test_ray(tmp_path):
+    """The recipe on two workers of this machine, against the same function on one device."""
+    pytest.importorskip("ray.train", reason="Ray is not installed: pip install 'keras_mirror[ray]' to run its recipe")
+    here = f"num_workers=2), run_config=ray.train.RunConfig(storage_path={str(tmp_path)!r}))"
+    script = tmp_path / "recipe.py"
+    script.write_text(
+        "import ray\nray.init(num_cpus=2, include_dashboard=False)\n"
+        + recipe("Start with Ray Train").replace("num_workers=2))", here)
+        + "ray.shutdown()\nray.train.report = lambda metrics: print('one device:', metrics['loss'])\ntrain({})\n"
+        + "print('two workers:', result.metrics['loss'])\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    status, output = _run(script, env, tmp_path, timeout=400)
+    assert status == 0, output[-4000:]
+    assert "because TF_CONFIG names 2 workers" in output
+    one, two = (float(re.search(rf"{who}: (\S+)", output)[1]) for who in ("one device", "two workers"))
+    assert two == pytest.approx(one, rel=1e-4)
+
+
+def _run(script, env, cwd, timeout):
+    """Runs a script and ends it with every process that it started, in whatever session of its own: Ray leaves some."""
+    with (cwd / "output.txt").open("w+") as output:
+        process = subprocess.Popen([sys.executable, str(script)], env=env, stdout=output, stderr=subprocess.STDOUT, cwd=cwd)
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            process.kill()
+            process.wait()
+            subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "stop", "--force"], capture_output=True, timeout=60)
+        output.seek(0)
+        return status, output.read()
