@@ -55,10 +55,10 @@ demo: $(NEWEST_STAMP)
 	.venv/bin/python -m keras_mirror.demo $(ARGS)
 
 test: $(NEWEST_STAMP)
-	.venv/bin/python -m pytest -n 2 $(ARGS)
+	.venv/bin/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 test-oldest: $(OLDEST_STAMP)
-	.venv-oldest/bin/python -m pytest -n 2 -o cache_dir=.venv-oldest/pytest_cache $(OLDEST_TESTS) $(ARGS)
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadgroup -o cache_dir=.venv-oldest/pytest_cache $(OLDEST_TESTS) $(ARGS)
 
 lint: $(NEWEST_STAMP)
 	.venv/bin/python -m ruff check $(RUFF) $(RUFF_RULES) .

@@ -8,6 +8,8 @@ import tensorflow as tf
 import keras_mirror as km
 from tests.multiworker.harness import addresses, environment, run
 
+pytestmark = pytest.mark.xdist_group("workers")  # one cluster at a time, started once for all tests of a file
+
 
 @pytest.fixture(scope="module")
 def ended():

@@ -8,6 +8,8 @@ import pytest
 
 from tests.multiworker.harness import addresses, environment, run
 
+pytestmark = pytest.mark.xdist_group("workers")  # one cluster at a time, started once for all tests of a file
+
 EQUAL = (
     "arrays", "weighted", "unknown_size", "pydataset", "generator",
     "tokens", "by_hand", "loop", "eager", "files", "resumed",
