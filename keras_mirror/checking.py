@@ -81,7 +81,7 @@ def check(model, batch, *, step=None):
         model: A model of `mirrored_model`, or another that was made in the scope of a
             `keras_mirror.MirroredStrategy`.
         batch: A global batch as the dataset yields it: `(x, y)` or `(x, y, sample_weight)`, arrays or
-            tensors, or a `tf.data.Dataset`, whose first batch is taken.
+            tensors, distributed or not; or a `tf.data.Dataset`, whose first batch is taken.
         step: `step(model, data)` of a loop of one's own, in place of the model's training step. It has
             to end with `optimizer.apply` (or `apply_gradients`) of an optimizer of the model.
 
@@ -99,7 +99,7 @@ def check(model, batch, *, step=None):
     Check: all 4 gradients equal those of one device on 2 replicas
     """
     strategy = _strategy_of(model, step)
-    batch = _as_tensors(batch)
+    batch = _as_tensors(batch, strategy)
     rows = _rows(batch)
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
@@ -140,16 +140,18 @@ def _strategy_of(model, step):
     return strategy
 
 
-def _as_tensors(batch):
+def _as_tensors(batch, strategy):
     if isinstance(batch, tf.data.Dataset):
         batch = next(iter(batch), None)
         if batch is None:
             raise ValueError("check: the dataset is empty, so there is no batch to try a step on.")
     batch = tuple(batch) if isinstance(batch, list) else batch
-    return tf.nest.map_structure(_tensor, batch)
+    return tf.nest.map_structure(lambda leaf: _tensor(leaf, strategy), batch)
 
 
-def _tensor(leaf):
+def _tensor(leaf, strategy):
+    if internals.is_per_replica(leaf):  # a batch that was distributed already
+        return tf.concat(strategy.experimental_local_results(leaf), 0)
     return leaf if leaf is None or isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) else tf.convert_to_tensor(leaf)
 
 

@@ -279,6 +279,12 @@ def test_data_of_other_kinds(batch):
     assert not report and list(report.differences) == [(3, 2), (2, 2)]
 
 
+def test_batch_that_was_distributed(batch):
+    model = km.mirrored_model(built_of(dense(1)), devices=2)
+    distributed = model.distribute_strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(batch).batch(5))
+    assert list(km.check(model, next(iter(distributed))).differences) == [(3, 2), (2, 2)]
+
+
 def test_half_precision_is_compared_as_such(batch):
     keras.mixed_precision.set_dtype_policy("mixed_float16")
     assert not km.check(km.mirrored_model(built_of(lambda: layers.Dense(4, activation="tanh"), dense(1)), devices=2), batch)
