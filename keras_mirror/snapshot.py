@@ -7,7 +7,7 @@ from keras_mirror.random_states import generator_variables, host_state, set_host
 def copies_of(variable):
     """The variable's copies, one per local replica; the variable itself if there is one of it."""
     value = getattr(variable, "value", variable)
-    value = internals.container_of(value if hasattr(value, "handle") or internals.is_distributed(value) else variable)
+    value = internals.container_of(value if internals.is_distributed(value) or hasattr(value, "handle") else variable)
     return list(value.values) if internals.is_distributed(value) else [value]
 
 

@@ -290,6 +290,16 @@ def test_half_precision_is_compared_as_such(batch):
     assert not km.check(km.mirrored_model(built_of(lambda: layers.Dense(4, activation="tanh"), dense(1)), devices=2), batch)
 
 
+def test_tools_work_inside_of_the_scope(batch):
+    """Where a script has all of its lines: a distributed variable has no handle there."""
+    strategy = km.MirroredStrategy(2)
+    model = km.mirrored_model(built_of(dense(), layers.BatchNormalization, dense(1), metrics=["mae"]), strategy=strategy)
+    with strategy.scope():
+        assert not km.audit(model) and not km.check(model, batch) and not km.compare_replicas(model)
+        assert km.origin(model.weights[0]).in_scope
+        model.fit(*batch, verbose=0, callbacks=[km.ReplicaConsistency("epoch", "raise"), km.ScopeAuditor("raise")])
+
+
 def test_one_replica(batch):
     report = km.check(km.mirrored_model(built_of(dense(1)), devices=["CPU:0"]), batch)
     assert not report and report.title == "Check: one replica is one device" and "devices=2" in report.notes[0]

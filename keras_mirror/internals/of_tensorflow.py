@@ -79,6 +79,8 @@ def before_autograph(frame):
 
 def container_of(variable):
     """The distributed variable that a replica's copy belongs to, or the variable itself."""
+    if is_distributed(variable):
+        return variable  # which has no handle to ask for inside of a scope
     for place in (variable, getattr(variable, "handle", None)):
         find = getattr(place, "_distributed_container", None)
         if find is not None and find() is not None:
