@@ -41,15 +41,33 @@ def test_ray(tmp_path):
     script.write_text(
         "import ray\nray.init(num_cpus=2, include_dashboard=False)\n"
         + recipe("Start with Ray Train").replace("num_workers=2))", here)
-        + "ray.shutdown()\nray.train.report = lambda metrics: print('one device:', metrics['loss'])\ntrain({})\n"
-        + "print('two workers:', result.metrics['loss'])\n"
+        + "print('two workers:', result.metrics['loss'])\nkept = result.checkpoint.path\nray.shutdown()\n"
+        + ONE_DEVICE
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     status, output = _run(script, env, tmp_path, timeout=400)
     assert status == 0, output[-4000:]
     assert "because TF_CONFIG names 2 workers" in output
-    one, two = (float(re.search(rf"{who}: (\S+)", output)[1]) for who in ("one device", "two workers"))
+    one, two = (float(re.search(rf"^{who}: (\S+)", output, re.M)[1]) for who in ("one device", "two workers"))
     assert two == pytest.approx(one, rel=1e-4)
+    assert float(re.search(r"^largest difference: (\S+)", output, re.M)[1]) < 1e-5
+
+
+# The training function of the recipe once more, in a process of its own kind: no TF_CONFIG, and nobody to report to.
+ONE_DEVICE = """
+import keras
+import numpy as np
+
+
+class ReportCheckpointCallback(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        saved = keras.saving.load_model(f"{kept}/model.keras").get_weights()
+        print("one device:", logs["loss"])
+        print("largest difference:", max(np.abs(a - b).max() for a, b in zip(saved, self.model.get_weights())))
+
+
+train({})
+"""
 
 
 def _run(script, env, cwd, timeout):
