@@ -81,15 +81,18 @@ class ClusterEngine(Engine):
 
     def _called(self, method, *args, **kwargs):
         try:
+            given = inspect.signature(getattr(type(self.model), method)).bind(self.model, *args, **kwargs)
+            for name in ("x", "validation_data"):  # before Keras counts the batches
+                if name in given.arguments:
+                    given.arguments[name] = self.strategy.own_rows(given.arguments[name])
             if "_use_cached_eval_dataset" not in kwargs:
-                self._compare(method, args, kwargs)
-            return super()._called(method, *args, **kwargs)
+                self._compare(method, given.arguments)
+            return super()._called(method, *given.args[1:], **given.kwargs)
         except LOST as error:
             raise self.strategy.lost(method, error) from error
 
-    def _compare(self, method, args, kwargs):
+    def _compare(self, method, given):
         """Refuses what would make the workers train different models or wait for each other for ever."""
-        given = inspect.signature(getattr(type(self.model), method)).bind(self.model, *args, **kwargs).arguments
         data = [given.get(name) for name in ("x", "y", "sample_weight")]
         facts = {name: _plain(given[name]) for name in _COMPARED if name in given}
         facts["kind of data"] = type(data[0]).__name__

@@ -80,8 +80,17 @@ def _part(leaf, replicas, index):
     return tf.gather(leaf, tf.range(start, stop))
 
 
+def unwrapped(batch):
+    """The element of a dataset from the arguments that `map` passes."""
+    return batch if len(batch) > 1 else batch[0]
+
+
+def _split(replicas, ids, *batch):
+    return split(unwrapped(batch), replicas, ids)
+
+
 def _checked_split(replicas, ids, *batch):
-    batch = batch if len(batch) > 1 else batch[0]
+    batch = unwrapped(batch)
     unknown = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.shape[0] is None]
     if not unknown:
         return split(batch, replicas, ids)
@@ -98,17 +107,19 @@ def rows_of_batch(batch):
     raise ValueError("the batch has no component with rows in its first dimension.")
 
 
-def _split_and_rows(replicas, ids, *batch):
-    return _checked_split(replicas, ids, *batch), rows_of_batch(batch)
+def _split_and_rows(splitting, replicas, ids, *batch):
+    return splitting(replicas, ids, *batch), rows_of_batch(batch)
 
 
-def split_dataset(dataset, replicas, ids=None):
+def split_dataset(dataset, replicas, ids=None, may_be_empty=False):
     """Maps each global batch of `dataset` to the tuple of its parts.
 
-    With `ids`, to `(parts, rows)`: those parts alone and the rows of the global batch.
+    With `ids`, to `(parts, rows)`: those parts alone and the rows of the global batch. Batches of no rows
+    are refused, unless they `may_be_empty`.
     """
     check_batched(dataset.element_spec)
-    split = functools.partial(_checked_split if ids is None else _split_and_rows, replicas, ids)
+    splitting = _split if may_be_empty else _checked_split
+    split = functools.partial(*([splitting] if ids is None else [_split_and_rows, splitting]), replicas, ids)
     return dataset.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
 
@@ -154,7 +165,8 @@ class ReplicaDataset(tf.distribute.DistributedDataset):
     Args:
         strategy: The strategy.
         dataset: The dataset of global batches.
-        ask_all: Whether to ask the other workers before each batch if they have one, too.
+        asks: What to ask the other workers before each batch: `"nothing"`, `"end"` for whether they have one,
+            too, or `"rows"` for how many rows of their own they have.
 
     Attributes:
         source: The dataset of global batches that it was made from.
@@ -162,10 +174,10 @@ class ReplicaDataset(tf.distribute.DistributedDataset):
         cardinality: Number of global batches, or `tf.data`'s negative codes for infinite and unknown.
     """
 
-    def __init__(self, strategy, dataset, ask_all=False):
+    def __init__(self, strategy, dataset, asks="nothing"):
         self._strategy = strategy
         self._parts = strategy.split_dataset(dataset)
-        self._ask_all = ask_all
+        self._asks = asks
         self.source = dataset
         self.global_spec = dataset.element_spec
         self.cardinality = dataset.cardinality()
@@ -178,7 +190,7 @@ class ReplicaDataset(tf.distribute.DistributedDataset):
         return self._strategy.assembled_spec(self._parts.element_spec)
 
     def __iter__(self):
-        return ReplicaIterator(self._strategy, iter(self._parts), self._ask_all)
+        return ReplicaIterator(self._strategy, iter(self._parts), self._asks)
 
     def reduce(self, initial_state, reduce_func):
         """Folds `reduce_func(state, batch)` over the batches; what `for` in a `tf.function` calls."""
@@ -203,25 +215,25 @@ class ReplicaIteratorSpec(tf.TypeSpec):
 
     _strategies = weakref.WeakValueDictionary()
 
-    def __init__(self, strategy_id, ask_all, iterator_spec):
+    def __init__(self, strategy_id, asks, iterator_spec):
         self._strategy_id = strategy_id
-        self._ask_all = ask_all
+        self._asks = asks
         self._iterator_spec = iterator_spec
 
     @classmethod
     def of(cls, iterator):
         """The spec of a `ReplicaIterator`."""
         cls._strategies[id(iterator._strategy)] = iterator._strategy
-        return cls(id(iterator._strategy), iterator._ask_all, iterator._iterator._type_spec)
+        return cls(id(iterator._strategy), iterator._asks, iterator._iterator._type_spec)
 
     value_type = property(lambda self: ReplicaIterator)
 
     def _serialize(self):
-        return (self._strategy_id, self._ask_all, self._iterator_spec)
+        return (self._strategy_id, self._asks, self._iterator_spec)
 
     def _alike(self, other):
         same = isinstance(other, ReplicaIteratorSpec) and other._strategy_id == self._strategy_id
-        return same and other._ask_all == self._ask_all
+        return same and other._asks == self._asks
 
     def is_compatible_with(self, other):
         """Whether an iterator of this type can take the place of `other`."""
@@ -237,7 +249,7 @@ class ReplicaIteratorSpec(tf.TypeSpec):
         if not all(self._alike(other) for other in others):
             return None
         common = self._iterator_spec.most_specific_common_supertype([other._iterator_spec for other in others])
-        return None if common is None else ReplicaIteratorSpec(self._strategy_id, self._ask_all, common)
+        return None if common is None else ReplicaIteratorSpec(self._strategy_id, self._asks, common)
 
     @property
     def _component_specs(self):
@@ -247,16 +259,16 @@ class ReplicaIteratorSpec(tf.TypeSpec):
         return value._iterator
 
     def _from_components(self, components):
-        return ReplicaIterator(self._strategies[self._strategy_id], components, self._ask_all)
+        return ReplicaIterator(self._strategies[self._strategy_id], components, self._asks)
 
 
 class ReplicaIterator(tf.distribute.DistributedIterator, tf.__internal__.CompositeTensor):
     """Iterates over a `ReplicaDataset`, in Python or inside a `tf.function`."""
 
-    def __init__(self, strategy, iterator, ask_all=False):
+    def __init__(self, strategy, iterator, asks="nothing"):
         self._strategy = strategy
         self._iterator = iterator
-        self._ask_all = ask_all
+        self._asks = asks
 
     @property
     def _type_spec(self):
@@ -271,8 +283,10 @@ class ReplicaIterator(tf.distribute.DistributedIterator, tf.__internal__.Composi
         return self
 
     def __next__(self):
-        if not self._ask_all:
+        if self._asks == "nothing":
             return self._strategy.assemble(next(self._iterator))
+        if tf.inside_function():
+            return self.get_next()
         optional, more = self.next_and_more()
         if not more:
             self._strategy.data_ended()
@@ -281,7 +295,15 @@ class ReplicaIterator(tf.distribute.DistributedIterator, tf.__internal__.Composi
 
     def get_next(self):
         """The next batch; raises `tf.errors.OutOfRangeError` at the end."""
-        return self._strategy.assemble(self._iterator.get_next())
+        if self._asks == "nothing":
+            return self._strategy.assemble(self._iterator.get_next())
+        optional, more = self.next_and_more()
+        if not tf.inside_function():
+            if not more:
+                raise tf.errors.OutOfRangeError(None, None, "End of sequence")
+            return self.value_of(optional)
+        with tf.control_dependencies([tf.debugging.Assert(more, ["End of sequence on one of the workers"])]):
+            return self.value_of(optional)
 
     def get_next_as_optional(self):
         """The next batch as something with `has_value()` and `get_value()`."""
@@ -294,11 +316,16 @@ class ReplicaIterator(tf.distribute.DistributedIterator, tf.__internal__.Composi
 
     def has_value(self, optional):
         """Whether there was another batch, on all workers where their sizes are unknown; a scalar bool tensor."""
-        return self._strategy.all_have(optional.has_value()) if self._ask_all else optional.has_value()
+        if self._asks == "nothing":
+            return optional.has_value()
+        if self._asks == "end":
+            return self._strategy.all_have(optional.has_value())
+        return self._strategy.any_has(optional.get_value()[1])
 
     def value_of(self, optional):
         """The batch in a bare optional of this iterator."""
-        return self._strategy.assemble(optional.get_value())
+        value = optional.get_value()
+        return self._strategy.assemble_own(value) if self._asks == "rows" else self._strategy.assemble(value)
 
 
 class ReplicaOptional:

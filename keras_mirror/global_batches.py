@@ -105,7 +105,7 @@ class GlobalBatchStrategy:
             )
         if not tf.inside_function() and dataset.cardinality().numpy() == 0:
             raise ValueError("the dataset is empty: it yields no batch, so there is nothing to train on or to evaluate.")
-        if "Shard" in internals.kinds_of_datasets(dataset):
+        if "Shard" in internals.kinds_of_datasets(dataset) and self.own_rows(dataset) is dataset:
             warn_once(
                 ("shard", id(self)),
                 "the dataset was sharded by hand before it is distributed, so each replica's rows are taken from one shard and the "
@@ -121,6 +121,10 @@ class GlobalBatchStrategy:
         distributed = self.distribute_datasets_from_function(lambda context: one_after_another(parts), options)
         internals.set_attribute(distributed, "source", dataset)
         return distributed
+
+    def own_rows(self, data):
+        """`data`; on several workers, this worker's rows of a dataset whose options say that each reads rows of its own."""
+        return data
 
     def split_dataset(self, dataset):
         """The dataset with each global batch replaced by what `assemble` takes."""

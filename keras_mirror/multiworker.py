@@ -16,6 +16,7 @@ from keras_mirror.cluster import answers, cluster_of, from_environment, meet
 from keras_mirror.distribution import ReplicaDataset, per_replica_spec, regroup, split, split_dataset
 from keras_mirror.global_batches import GlobalBatchStrategy
 from keras_mirror.messages import Messages
+from keras_mirror.own_rows import READ_BY, OwnRows, policy_of
 from keras_mirror.readings import Readings
 from keras_mirror.rows import rows_of, rows_per_replica
 
@@ -91,12 +92,11 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
         local = self.extended.worker_devices
         first = self.cluster.me * len(local)
         self._prepare([_short(device) for device in local], range(first, first + len(local)))
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._having = tf.Variable(tf.ones([self.workers], tf.int32), trainable=False, name="having_data")
-        self._having.keras_mirror_own = True
+        self._having = internals.single_variable(np.ones(self.workers, np.int32), "having_data")  # rows, or 1 and 0
+        self._own_rows = OwnRows(self.worker, self.workers)
         self._readings = Readings(self)
         self._open()
-        self._told_rows = False
+        self._told_rows = set()
         _made.append(self)
         self._share_seed()
 
@@ -141,43 +141,71 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
 
     # --- data -----------------------------------------------------------------------------------
 
+    def own_rows(self, data):
+        """Of a dataset whose options say that each worker reads rows of its own, this worker's parts of global batches."""
+        if not isinstance(data, tf.data.Dataset) or not self._own_rows.wanted(data) or self._own_rows.holds(data):
+            return data
+        return self._own_rows.parts(data)
+
     def _distribute(self, dataset, options):
-        unknown = True
+        dataset = self.own_rows(dataset)
+        own, unknown = self._own_rows.holds(dataset), True
         if not tf.inside_function():
             size = int(dataset.cardinality().numpy())
             unknown = size == tf.data.UNKNOWN_CARDINALITY
             batches = {-1: "infinite", -2: "unknown"}.get(size, size)
             spec = keras.tree.map_structure(str, dataset.element_spec)
-            self.check("distributing a dataset", {"number of batches": batches, "type of a batch": str(spec)})
-            self._tell_rows(dataset)
+            facts = {"AutoShardPolicy": policy_of(dataset).name, "number of batches": batches, "type of a batch": str(spec)}
+            self.check("distributing a dataset", facts)
+            self._tell_rows(dataset, own)
+        if own:
+            return ReplicaDataset(self, dataset, asks="rows")
         in_order = tf.data.Options()
         in_order.deterministic = True  # the workers' parts belong together only if all read in one order
-        return ReplicaDataset(self, dataset.with_options(in_order), ask_all=unknown)
+        return ReplicaDataset(self, dataset.with_options(in_order), asks="end" if unknown else "nothing")
 
-    def _tell_rows(self, dataset):
-        if self._told_rows:
+    def _tell_rows(self, dataset, own):
+        how = READ_BY[policy_of(dataset)] if own else "all of the data"
+        if how in self._told_rows:
             return
-        self._told_rows = True
-        rows = [leaf.shape[0] for leaf in tf.nest.flatten(dataset.element_spec) if getattr(leaf, "shape", None)]
+        self._told_rows.add(how)
         replicas = f"replica {self.replica_ids[0]}" + (f" to {self.replica_ids[-1]}" if len(self.replica_ids) > 1 else "")
-        text = f"keras_mirror: {self.cluster.this.name} reads all of the data and trains on the rows of {replicas}"
-        if rows and rows[0]:
-            start = split_bounds(rows[0], self.num_replicas_in_sync, self.replica_ids[0])[0]
-            stop = split_bounds(rows[0], self.num_replicas_in_sync, self.replica_ids[-1])[1]
-            text += f", rows {start} to {stop - 1} of each {rows[0]}" if stop > start else f", no row of each {rows[0]}"
+        text = f"keras_mirror: {self.cluster.this.name} reads {how} and trains on "
+        if own:
+            text += f"its rows with {replicas}"
+        else:
+            text += f"the rows of {replicas}"
+            rows = [leaf.shape[0] for leaf in tf.nest.flatten(dataset.element_spec) if getattr(leaf, "shape", None)]
+            if rows and rows[0]:
+                start = split_bounds(rows[0], self.num_replicas_in_sync, self.replica_ids[0])[0]
+                stop = split_bounds(rows[0], self.num_replicas_in_sync, self.replica_ids[-1])[1]
+                text += f", rows {start} to {stop - 1} of each {rows[0]}" if stop > start else f", no row of each {rows[0]}"
         print(f"{text} ({self.num_replicas_in_sync} replicas on {self.workers} workers).", flush=True)
 
     def split_dataset(self, dataset):
-        """The dataset with each global batch replaced by this worker's parts and the rows of the whole."""
+        """The dataset with each batch replaced by this worker's parts and the rows of the whole batch."""
+        if self._own_rows.holds(dataset):
+            here = len(self.replica_ids)
+            return split_dataset(dataset, here, range(here), may_be_empty=True)
         return split_dataset(dataset, self.num_replicas_in_sync, self.replica_ids)
 
     def assemble(self, parts):
-        """A distributed batch from an element of `split_dataset`."""
-        parts, rows = parts
+        """A distributed batch from an element of `split_dataset`, of a dataset that all workers read alike."""
+        parts, total = parts
+        replicas = self.num_replicas_in_sync
+        return self._assembled(parts, [_size(split_bounds(total, replicas, index)) for index in range(replicas)], total)
+
+    def assemble_own(self, parts):
+        """The same where each worker read rows of its own; `any_has` was asked just before."""
+        here, everywhere = len(self.replica_ids), tf.cast(self._having.read_value(), tf.int64)
+        rows = [_size(split_bounds(own, here, index)) for own in tf.unstack(everywhere) for index in range(here)]
+        return self._assembled(parts[0], rows, tf.reduce_sum(everywhere))
+
+    def _assembled(self, parts, rows, total):
         batch = regroup(self, parts)
         for leaf in tf.nest.flatten(batch):
             if leaf is not None and internals.is_per_replica(leaf):
-                setattr(leaf, _ROWS, rows)
+                setattr(leaf, _ROWS, (rows, total))
         return batch
 
     def assembled_spec(self, spec):
@@ -191,11 +219,18 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
 
     def all_have(self, has_value):
         """Whether every worker has another batch; costs one small all-reduce."""
-        mine = tf.one_hot(self.cluster.me, self.workers, dtype=tf.int32) * tf.cast(has_value, tf.int32)
+        return tf.reduce_all(self._tell_others(has_value) > 0)
+
+    def any_has(self, rows):
+        """Whether some worker has rows for another batch; costs one small all-reduce, which tells all the others' `rows`."""
+        return tf.reduce_any(self._tell_others(rows) > 0)
+
+    def _tell_others(self, number):
+        mine = tf.one_hot(self.cluster.me, self.workers, dtype=tf.int32) * tf.cast(number, tf.int32)
         with tf.device("CPU:0"):
             having = tf.identity(self._sum_of_workers(mine))
         self._having.assign(having)
-        return tf.reduce_all(having > 0)
+        return having
 
     def data_ended(self):
         """Refuses, on all workers alike, data that ended on some of them only."""
@@ -214,10 +249,9 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
         if here is None:
             return None, None
         replicas = self.num_replicas_in_sync
-        total = next((getattr(leaf, _ROWS) for leaf in tf.nest.flatten(given) if hasattr(leaf, _ROWS)), None)
-        if total is not None:
-            bounds = [split_bounds(total, replicas, index) for index in range(replicas)]
-            rows = [stop - start for start, stop in bounds]
+        told = next((getattr(leaf, _ROWS) for leaf in tf.nest.flatten(given) if hasattr(leaf, _ROWS)), None)
+        if told is not None:
+            rows, total = list(told[0]), told[1]
         else:  # the batch came through an argument of a tf.function
             with tf.device("CPU:0"):
                 mine = [tf.one_hot(i, replicas, dtype=tf.int64) * tf.cast(r, tf.int64) for i, r in zip(self.replica_ids, here)]
@@ -263,6 +297,10 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
         """While entered, variables start from this worker's own values; `broadcast` gives all the chief's."""
         with internals.made_alone(self.extended):
             yield
+
+
+def _size(bounds):
+    return bounds[1] - bounds[0]
 
 
 def _check_first():

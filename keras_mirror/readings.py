@@ -1,6 +1,9 @@
 """The state of metrics, put together over the workers once a step and then read without asking them again."""
 
+import numpy as np
 import tensorflow as tf
+
+from keras_mirror import internals
 
 _KEPT = "_keras_mirror_kept"
 
@@ -18,9 +21,7 @@ class Readings:
 
     def __init__(self, strategy):
         self._strategy = strategy
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="steps_run")
-        self._steps.keras_mirror_own = True
+        self._steps = internals.single_variable(0, "steps_run", tf.int64)
 
     def a_step_runs(self):
         """Counts a step, in a graph or not; what was kept is out of date from then on."""
@@ -43,7 +44,7 @@ class Readings:
         return total
 
     def _keep(self, variable, copies, total):
-        kept = vars(variable).setdefault(_KEPT, None) or _Kept(copies, self._steps)
+        kept = vars(variable).setdefault(_KEPT, None) or _Kept(copies)
         vars(variable)[_KEPT] = kept
         for own, copy in zip(kept.copies, copies):
             own.assign(copy)
@@ -54,14 +55,8 @@ class Readings:
 class _Kept:
     """The value of a variable over all replicas, with this worker's copies and the number of steps at that time."""
 
-    def __init__(self, copies, steps):
-        def plain(like, value):  # tf.Variable would be one with copies here, as the scope of the strategy is entered
-            made = type(steps)(value, trainable=False, dtype=like.dtype, name="reading")
-            made.keras_mirror_own = True
-            return made
-
-        with tf.init_scope(), tf.device("CPU:0"):
-            zeros = [tf.zeros(copy.shape, copy.dtype) for copy in copies]
-            self.copies = [plain(zero, zero) for zero in zeros]
-            self.total = plain(zeros[0], zeros[0])
-            self.steps = plain(steps, -1)
+    def __init__(self, copies):
+        zeros = [np.zeros(copy.shape, copy.dtype.as_numpy_dtype) for copy in copies]
+        self.copies = [internals.single_variable(zero, "reading") for zero in zeros]
+        self.total = internals.single_variable(zeros[0], "reading")
+        self.steps = internals.single_variable(-1, "reading", tf.int64)

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import values
 from tensorflow.python.eager import context
 from tensorflow.python.framework import func_graph, ops
-from tensorflow.python.ops import stateful_random_ops
+from tensorflow.python.ops import resource_variable_ops, stateful_random_ops
 
 
 class _LocalFlag(threading.local):
@@ -47,6 +47,14 @@ def is_per_replica(value):
 def per_replica_spec(specs):
     """The type of a value with one part per replica, of the parts' types `specs`."""
     return values.PerReplicaSpec(*specs)
+
+
+def single_variable(value, name, dtype=None):
+    """An untrained `tf.Variable` on the host, without copies even in the scope of a strategy."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        made = resource_variable_ops.ResourceVariable(value, trainable=False, dtype=dtype, name=name)
+    made.keras_mirror_own = True
+    return made
 
 
 def is_tf_function(fn):

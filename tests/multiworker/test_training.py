@@ -13,6 +13,7 @@ pytestmark = pytest.mark.xdist_group("workers")  # one cluster at a time, starte
 EQUAL = (
     "arrays", "weighted", "unknown_size", "pydataset", "generator",
     "tokens", "by_hand", "loop", "eager", "files", "resumed",
+    "ends_earlier", "files_of_rows", "ends_earlier_unknown_sizes", "by_hand_ends_earlier",
 )  # fmt: skip
 
 
@@ -58,6 +59,12 @@ def test_says_which_strategy_and_which_rows(results):
         assert f"worker:{index} reads all of the data and trains on the rows of replica {2 * index} to {2 * index + 1}" in output
 
 
+def test_says_who_reads_rows_of_its_own(results):
+    for index, output in enumerate(results["output"][1:]):
+        assert f"worker:{index} reads the dataset that it made itself (AutoShardPolicy.OFF) and trains on its rows" in output
+        assert f"worker:{index} reads its share of the files (AutoShardPolicy.FILE) and trains on its rows" in output
+
+
 def test_the_chief_leaves_one_complete_file_of_each_kind(results):
     place = results["place"] / "shared"
     for name in ("best.keras", "model.keras"):
@@ -79,6 +86,9 @@ def test_the_chief_leaves_one_complete_file_of_each_kind(results):
         ("batch", ["WorkersDifferError: fit: ", "batch_size is 8 on worker:0 and 16 on worker:1"]),
         ("arrays", ["WorkersDifferError: fit: ", "array[0] is [29, 6] on worker:0 and [28, 6] on worker:1"]),
         ("size", ["WorkersDifferError: ", "number of batches is 4 on worker:0 and 3 on worker:1"]),
+        ("policy", ["WorkersDifferError: ", "AutoShardPolicy is AUTO on worker:0 and OFF on worker:1"]),
+        ("no files", ["ValueError: AutoShardPolicy.FILE: the dataset does not read from a list of files", "AutoShardPolicy.DATA"]),
+        ("one file", ["ValueError: AutoShardPolicy.FILE: the dataset reads 1 file(s)", "the 2 workers", "more files"]),
         ("ended", ["WorkersDifferError: the data ended on worker:1 while there was more on worker:0"]),
         ("seed", ["WorkersDifferError: fit: ", "keras.utils.set_random_seed", "on worker:0 and", "on worker:1"]),
         ("weights", ["WorkersDifferError: fit: ", "checksum of weight sequential", "/kernel is", "on worker:0 and", "on worker:1"]),

@@ -23,6 +23,7 @@ X = RNG.randn(29, 6).astype("float32")
 Y = (X @ RNG.randn(6, 1) + 0.1 * RNG.randn(29, 1)).astype("float32")
 WEIGHT = RNG.rand(29).astype("float32")
 SHARED = None
+WORKER = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index")
 
 
 def build(optimizer=lambda: "sgd", loss="mse", norm=False):
@@ -185,10 +186,127 @@ def resumed():
         run(Stop())
     except KeyboardInterrupt:
         pass
-    if json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index") == 1:
+    if WORKER == 1:
         shutil.rmtree(max((place / "worker-1").glob("save-*")))  # as if this worker had been killed in its last save
     model, history = run()
     return told(model, history, epochs=[float(epoch) for epoch in history.epoch])
+
+
+def with_policy(data, policy):
+    """The dataset with an `AutoShardPolicy`."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policy
+    return data.with_options(options)
+
+
+def read_apart(own, together, policy):
+    """What each worker reads of its own with a policy; on one device, the batches that this makes, worked out on paper."""
+    if WORKER is not None:
+        return with_policy(own(WORKER), policy)
+    batches = [(X[rows], Y[rows]) for rows in together]
+    spec = tf.TensorSpec([None, 6]), tf.TensorSpec([None, 1])
+    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
+
+
+# Worker 0 has rows 0 to 18 and worker 1 has rows 19 to 28. Batches of 8 are cut in two, the first piece first on worker 0
+# and the second first on worker 1; 3 rows make pieces of 2 and 1, 2 rows pieces of 1 and 1. Worker 1 has nothing for two steps.
+APART = [[0, 1, 2, 3, 23, 24, 25, 26], [4, 5, 6, 7, 19, 20, 21, 22], [8, 9, 10, 11, 28], [12, 13, 14, 15, 27], [16, 17], [18]]
+
+
+def ends_earlier():
+    """`AutoShardPolicy.OFF`: a dataset of each worker's own; one has 6 batches and the other 4."""
+    model = build(lambda: keras.optimizers.Adam(0.05, clipnorm=0.5), norm=True)
+    data = read_apart(
+        lambda worker: tf.data.Dataset.from_tensor_slices(((X[:19], Y[:19]), (X[19:], Y[19:]))[worker]).batch(8),
+        APART,
+        tf.data.experimental.AutoShardPolicy.OFF,
+    )
+    history = model.fit(data, epochs=2, verbose=0, validation_data=data)
+    predicted = np.sort(model.predict(data, verbose=0).ravel()).tolist()
+    loop = km.TrainingLoop(model)
+    for _ in loop.epochs(1):
+        for batch in loop.batches(data):
+            loop.train_step(batch)
+    return told(model, history, predicted=predicted, looped=loop.history.history["loss"])
+
+
+def files_of_rows():
+    """`AutoShardPolicy.FILE`: of three files of 10, 10 and 9 rows the first worker has two, and the second one."""
+    model = build()
+    place = pathlib.Path(SHARED) / f"rows-{WORKER}"
+    place.mkdir()
+    for index in range(3):
+        rows = np.concatenate([X, Y], 1)[10 * index : 10 * index + 10]
+        (place / str(index)).write_text("".join(",".join(map(repr, map(float, row))) + "\n" for row in rows))
+
+    def parse(line):
+        numbers = tf.strings.to_number(tf.strings.split(line, ","))
+        return tf.ensure_shape(numbers[:6], [6]), tf.ensure_shape(numbers[6:], [1])
+
+    def own(worker):
+        names = tf.data.Dataset.from_tensor_slices([str(place / str(index)) for index in range(3)])
+        return names.flat_map(tf.data.TextLineDataset).map(parse).batch(5, drop_remainder=True)
+
+    # Worker 0: 0-9 and 20-28, without the last 4. Pieces of 3 and 2 on worker 0, and of 2 and 3 on worker 1.
+    together = [[0, 1, 2, 13, 14], [3, 4, 10, 11, 12], [5, 6, 7, 18, 19], [8, 9, 15, 16, 17], [20, 21, 22], [23, 24]]
+    data = read_apart(own, together, tf.data.experimental.AutoShardPolicy.FILE)
+    return told(model, model.fit(data, epochs=2, verbose=0))
+
+
+def ends_earlier_unknown_sizes():
+    """Rows of a size that the dataset does not say, which a convolution needs to be large enough, and no more on one worker."""
+    keras.utils.set_random_seed(7)
+
+    def build_fn():
+        layers = [keras.Input((None, 2)), keras.layers.Conv1D(3, 5), keras.layers.GlobalMaxPooling1D(), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    model = km.mirrored_model(build_fn)
+    series = np.random.RandomState(5).randn(13, 7, 2).astype("float32")
+    own = [[range(0, 4), range(4, 8)], [range(8, 10), range(10, 13)]]
+    # 4 rows, 4 rows; 2 rows and 3 rows: pieces of 2, 2, 2, 2 and, beginning with the second, of 1, 1, 1, 2.
+    together = [[0, 1, 9], [2, 3, 8], [4, 5, 12], [6, 7, 10, 11]]
+    batches = together if WORKER is None else own[WORKER]
+    spec = tf.TensorSpec([None, None, 2]), tf.TensorSpec([None, 1])
+    rows = [(series[list(batch)], series[list(batch), 0, :1]) for batch in batches]
+    data = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+    if WORKER is not None:
+        data = with_policy(data if WORKER else data.repeat(2), tf.data.experimental.AutoShardPolicy.OFF)
+    else:  # worker 0 reads its rows once more, alone
+        rows += [(series[each], series[each, 0, :1]) for each in ([0, 1], [2, 3], [4, 5], [6, 7])]
+
+    return told(model, model.fit(data, epochs=2, verbose=0))
+
+
+def by_hand_ends_earlier():
+    """A loop over `strategy.run` on data of each worker's own, in a `tf.function` and out of it."""
+    model = build()
+    strategy = model.distribute_strategy
+    data = read_apart(
+        lambda worker: tf.data.Dataset.from_tensor_slices(((X[:19], Y[:19]), (X[19:], Y[19:]))[worker]).batch(8),
+        APART,
+        tf.data.experimental.AutoShardPolicy.OFF,
+    )
+    data = strategy.experimental_distribute_dataset(data)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = km.global_mean(tf.square(y - model(x, training=True)))
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    @tf.function
+    def epoch():
+        total = 0.0
+        for x, y in data:
+            total += strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+        return total
+
+    in_graph = float(epoch())
+    one_by_one = [float(strategy.reduce("SUM", strategy.run(step, args=batch), axis=None)) for batch in data]
+    return told(model, in_graph=in_graph, one_by_one=one_by_one)
 
 
 def refused():
@@ -208,6 +326,12 @@ def refused():
     note("arrays", lambda: model.fit(X[: 29 - me], Y[: 29 - me], batch_size=8, verbose=0))
     sizes = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).take(4 - me)
     note("size", lambda: model.fit(sizes, verbose=0))
+    slices = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    note("policy", lambda: model.fit(with_policy(slices, tf.data.experimental.AutoShardPolicy.OFF) if me else slices, verbose=0))
+    by_file = tf.data.experimental.AutoShardPolicy.FILE
+    note("no files", lambda: model.fit(with_policy(slices, by_file), verbose=0))
+    one_file = tf.data.Dataset.from_tensor_slices([__file__]).flat_map(tf.data.TextLineDataset).batch(8)
+    note("one file", lambda: model.fit(with_policy(one_file, by_file), verbose=0))
     note("ended", lambda: model.fit((Batches()[i] for i in range(4 - me)), verbose=0))
     np.random.seed(me)
     keras.utils.set_random_seed(me)
