@@ -12,6 +12,7 @@ from keras_mirror import internals
 from keras_mirror.chief_files import on_this_worker
 from keras_mirror.engine import Engine
 from keras_mirror.messages import LOST
+from keras_mirror.own_rows import policy_of
 
 _COMPARED = (
     "batch_size", "epochs", "initial_epoch", "steps", "steps_per_epoch", "shuffle", "validation_split", "validation_batch_size",
@@ -95,7 +96,8 @@ class ClusterEngine(Engine):
         """Refuses what would make the workers train different models or wait for each other for ever."""
         data = [given.get(name) for name in ("x", "y", "sample_weight")]
         facts = {name: _plain(given[name]) for name in _COMPARED if name in given}
-        facts["kind of data"] = type(data[0]).__name__
+        facts["kind of data"] = "tf.data.Dataset" if isinstance(data[0], tf.data.Dataset) else type(data[0]).__name__
+        facts["AutoShardPolicy"] = policy_of(data[0]).name if isinstance(data[0], tf.data.Dataset) else None
         facts["array"] = [list(leaf.shape) for leaf in keras.tree.flatten(data) if hasattr(leaf, "shape")]
         if method == "fit" and given.get("shuffle", True) and not isinstance(data[0], (tf.data.Dataset, types.GeneratorType)):
             facts["state of the random numbers that shuffle (keras.utils.set_random_seed)"] = _random_state()

@@ -39,7 +39,9 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
     those of one machine: on two workers with two devices each, 5 rows are 2, 1, 1, 1. For that
     **every worker reads all of the data**, in the same order, and keeps the rows of its own
     replicas. That is what makes the result one device's, lets no worker run out of data before
-    the others, and costs each worker the reading (not the computing) of the others' rows.
+    the others, and costs each worker the reading (not the computing) of the others' rows. Where
+    that is too much, `tf.data.experimental.AutoShardPolicy.FILE` or `OFF` in a dataset's options
+    makes each worker read rows of its own; one whose rows are used up goes on without any.
 
     Before TensorFlow starts, the workers greet each other at the addresses in `TF_CONFIG` and
     compare versions, addresses and numbers of devices. Where nobody has set a random seed, all
@@ -240,8 +242,8 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
             more = [name for name, has in zip(self.names, having) if has]
             raise agreement.WorkersDifferError(
                 f"the data ended on {', '.join(ended)} while there was more on {', '.join(more)}; every worker has to "
-                "read the same batches, "
-                "of which it is given the rows of its replicas."
+                "read the same batches, of which it is given the rows of its replicas; where each reads rows of its own, say so "
+                "with options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF."
             )
 
     def _count_rows(self, given):

@@ -104,14 +104,15 @@ class Sizes:
         self._spec = spec
         self._seen = {}
         for place, leaf in enumerate(tf.nest.flatten(spec)):
-            if type(leaf) is tf.TensorSpec and None in leaf.shape[1:].as_list():
+            if isinstance(leaf, (tf.TensorSpec, tf.SparseTensorSpec)) and None in leaf.shape[1:].as_list():
                 self._seen[place] = internals.single_variable([size or 1 for size in leaf.shape[1:]], "sizes")
 
     def remember(self, *batch):
         """The batch as it is; its sizes are kept."""
         for place, leaf in enumerate(tf.nest.flatten(unwrapped(batch))):
             if place in self._seen:
-                self._seen[place].assign(tf.shape(leaf)[1:])
+                sizes = leaf.dense_shape if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)
+                self._seen[place].assign(tf.cast(sizes[1:], tf.int32))
         return unwrapped(batch)
 
     def empty(self):
@@ -123,10 +124,10 @@ class Sizes:
         if isinstance(spec, tf.RaggedTensorSpec):
             values = tf.zeros([0, *(size or 1 for size in spec.shape[spec.ragged_rank + 1 :])], spec.dtype)
             return tf.RaggedTensor.from_nested_row_splits(values, [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank)
-        if isinstance(spec, tf.SparseTensorSpec):
-            shape = [0, *(size or 1 for size in spec.shape[1:])]
-            return tf.SparseTensor(tf.zeros([0, len(shape)], tf.int64), tf.zeros([0], spec.dtype), shape)
-        if not isinstance(spec, tf.TensorSpec):
+        if not isinstance(spec, (tf.TensorSpec, tf.SparseTensorSpec)):
             return None  # Keras' stand-in for an absent y or weight
         sizes = tf.concat([[0], self._seen[place].read_value() if place in self._seen else spec.shape[1:]], 0)
+        if isinstance(spec, tf.SparseTensorSpec):
+            indices = tf.zeros([0, spec.shape.rank], tf.int64)
+            return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), tf.cast(sizes, tf.int64))
         return tf.ensure_shape(tf.zeros(sizes, spec.dtype), [None, *spec.shape[1:]])

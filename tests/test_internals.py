@@ -109,6 +109,16 @@ def test_current_graph_and_captured_variables():
     assert unused.numpy() == 2.0
 
 
+def test_single_variable():
+    """Delete once `tf.Variable` has an argument for a variable without copies in the scope of a strategy."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        single, usual = internals.single_variable([1, 2], "single", tf.int64), tf.Variable([1, 2])
+    assert len(strategy.experimental_local_results(usual)) == 2
+    assert strategy.experimental_local_results(single) == (single,)
+    assert single.dtype == tf.int64 and not single.trainable and "CPU:0" in single.device and single.numpy().tolist() == [1, 2]
+
+
 def test_see_every_variable(monkeypatch):
     """Delete once TensorFlow has a variable creator for all threads, which `clear_session` keeps."""
     monkeypatch.setattr(internals.of_tensorflow._WatchedGraphs, "creators", list(internals.of_tensorflow._WatchedGraphs.creators))

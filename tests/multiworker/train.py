@@ -170,7 +170,17 @@ def files():
 
 def resumed():
     """Stopped in the middle of an epoch, and gone on with by another model, from a save that all workers have."""
-    place = pathlib.Path(SHARED) / "resumed"
+    return stopped_and_gone_on_with("resumed", lambda: (X, Y), batch_size=8, validation_data=(X[:13], Y[:13]))
+
+
+def resumed_apart():
+    """The same with data that each worker reads for itself, stopped after one of them had no rows any more."""
+    return stopped_and_gone_on_with("resumed_apart", lambda: (apart(),))
+
+
+def stopped_and_gone_on_with(name, data, **arguments):
+    """What the second run ends with. `data` makes the first arguments of `fit`."""
+    place = pathlib.Path(SHARED) / name
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -179,8 +189,7 @@ def resumed():
 
     def run(*callbacks):
         model = build(lambda: keras.optimizers.Adam(0.05), norm=True)
-        arguments = dict(batch_size=8, epochs=3, verbose=0, validation_data=(X[:13], Y[:13]))
-        return model, model.fit(X, Y, callbacks=[*callbacks, km.Resume(place, save_freq=1)], **arguments)
+        return model, model.fit(*data(), callbacks=[*callbacks, km.Resume(place, save_freq=1)], epochs=3, verbose=0, **arguments)
 
     try:
         run(Stop())
@@ -213,14 +222,17 @@ def read_apart(own, together, policy):
 APART = [[0, 1, 2, 3, 23, 24, 25, 26], [4, 5, 6, 7, 19, 20, 21, 22], [8, 9, 10, 11, 28], [12, 13, 14, 15, 27], [16, 17], [18]]
 
 
-def ends_earlier():
+def apart():
     """`AutoShardPolicy.OFF`: a dataset of each worker's own; one has 6 batches and the other 4."""
+    rows = ((X[:19], Y[:19]), (X[19:], Y[19:]))
+    own = lambda worker: tf.data.Dataset.from_tensor_slices(rows[worker]).batch(8)  # noqa: E731
+    return read_apart(own, APART, tf.data.experimental.AutoShardPolicy.OFF)
+
+
+def ends_earlier():
+    """`fit`, `evaluate`, `predict` and `TrainingLoop` with a dataset of each worker's own."""
     model = build(lambda: keras.optimizers.Adam(0.05, clipnorm=0.5), norm=True)
-    data = read_apart(
-        lambda worker: tf.data.Dataset.from_tensor_slices(((X[:19], Y[:19]), (X[19:], Y[19:]))[worker]).batch(8),
-        APART,
-        tf.data.experimental.AutoShardPolicy.OFF,
-    )
+    data = apart()
     history = model.fit(data, epochs=2, verbose=0, validation_data=data)
     predicted = np.sort(model.predict(data, verbose=0).ravel()).tolist()
     loop = km.TrainingLoop(model)
@@ -284,12 +296,7 @@ def by_hand_ends_earlier():
     """A loop over `strategy.run` on data of each worker's own, in a `tf.function` and out of it."""
     model = build()
     strategy = model.distribute_strategy
-    data = read_apart(
-        lambda worker: tf.data.Dataset.from_tensor_slices(((X[:19], Y[:19]), (X[19:], Y[19:]))[worker]).batch(8),
-        APART,
-        tf.data.experimental.AutoShardPolicy.OFF,
-    )
-    data = strategy.experimental_distribute_dataset(data)
+    data = strategy.experimental_distribute_dataset(apart())
 
     def step(x, y):
         with tf.GradientTape() as tape:
