@@ -1,6 +1,5 @@
 """What a model needs besides, to train on several workers as on one."""
 
-import inspect
 import random
 import types
 import zlib
@@ -82,15 +81,15 @@ class ClusterEngine(Engine):
 
     def _called(self, method, *args, **kwargs):
         try:
-            given = inspect.signature(getattr(type(self.model), method)).bind(self.model, *args, **kwargs)
-            for name in ("x", "validation_data"):  # before Keras counts the batches
-                if name in given.arguments:
-                    given.arguments[name] = self.strategy.own_rows(given.arguments[name])
-            if "_use_cached_eval_dataset" not in kwargs:
-                self._compare(method, given.arguments)
-            return super()._called(method, *given.args[1:], **given.kwargs)
+            return super()._called(method, *args, **kwargs)
         except LOST as error:
             raise self.strategy.lost(method, error) from error
+
+    def _given(self, method, *args, **kwargs):
+        given = super()._given(method, *args, **kwargs)
+        if "_use_cached_eval_dataset" not in kwargs:
+            self._compare(method, given.arguments)
+        return given
 
     def _compare(self, method, given):
         """Refuses what would make the workers train different models or wait for each other for ever."""

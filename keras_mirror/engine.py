@@ -353,9 +353,17 @@ class Engine:
         batch = self.strategy.distribute_batch(tf.nest.map_structure(tf.convert_to_tensor, x))
         return type(self.model).predict_on_batch(self.model, batch)
 
+    def _given(self, method, *args, **kwargs):
+        """The arguments of a method of Keras', with datasets that Keras can count the batches of."""
+        given = inspect.signature(getattr(type(self.model), method)).bind(self.model, *args, **kwargs)
+        for name in {"x", "validation_data"} & set(given.arguments):
+            given.arguments[name] = self.strategy.undistributed(given.arguments[name])
+        return given
+
     def _called(self, method, *args, **kwargs):
         try:
-            return getattr(type(self.model), method)(self.model, *args, **kwargs)
+            given = self._given(method, *args, **kwargs)
+            return getattr(type(self.model), method)(*given.args, **given.kwargs)
         except tf.errors.InvalidArgumentError as error:
             if NO_ROWS in str(error):
                 raise ValueError(f"{method}: {NO_ROWS}") from None
@@ -376,6 +384,7 @@ class _Symbolic:
 
 
 def _symbolic(leaf):
+    leaf = internals.spec_of_a_part(leaf)
     if leaf is None or isinstance(leaf, (tf.OptionalSpec, tf.experimental.Optional)) or not hasattr(leaf, "dtype"):
         return None
     shape = tuple(leaf.shape)

@@ -105,7 +105,7 @@ class GlobalBatchStrategy:
             )
         if not tf.inside_function() and dataset.cardinality().numpy() == 0:
             raise ValueError("the dataset is empty: it yields no batch, so there is nothing to train on or to evaluate.")
-        if "Shard" in internals.kinds_of_datasets(dataset) and self.own_rows(dataset) is dataset:
+        if "Shard" in internals.kinds_of_datasets(dataset) and not self.reads_own_rows(dataset):
             warn_once(
                 ("shard", id(self)),
                 "the dataset was sharded by hand before it is distributed, so each replica's rows are taken from one shard and the "
@@ -122,9 +122,13 @@ class GlobalBatchStrategy:
         internals.set_attribute(distributed, "source", dataset)
         return distributed
 
-    def own_rows(self, data):
-        """`data`; on several workers, this worker's rows of a dataset whose options say that each reads rows of its own."""
-        return data
+    def undistributed(self, data):
+        """What `fit` distributes of what it is given: of a dataset that was distributed already, what that was made from."""
+        return data.source if isinstance(data, ReplicaDataset) else data
+
+    def reads_own_rows(self, dataset):
+        """Whether each worker reads rows of its own of a dataset, instead of all."""
+        return False
 
     def split_dataset(self, dataset):
         """The dataset with each global batch replaced by what `assemble` takes."""

@@ -196,7 +196,7 @@ class TrainingLoop:
         self._check_inside("batches")
         key = id(data) if not isinstance(data, tuple) else tuple(id(each) for each in data)
         if key not in self._iterators:
-            x, y, sample_weight = _arrays(engine_of(self.model).strategy.own_rows(data))
+            x, y, sample_weight = _arrays(engine_of(self.model).strategy.undistributed(data))
             iterator = internals.epoch_iterator(self.model, x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight)
             engine_of(self.model)._maybe_symbolic_build(iterator=iterator)
             iterator.reset()

@@ -143,14 +143,19 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
 
     # --- data -----------------------------------------------------------------------------------
 
-    def own_rows(self, data):
-        """Of a dataset whose options say that each worker reads rows of its own, this worker's parts of global batches."""
+    def undistributed(self, data):
+        """As on one machine; of a dataset whose options say that each worker reads rows of its own, these in an endless dataset."""
+        data = super().undistributed(data)
         if not isinstance(data, tf.data.Dataset) or not self._own_rows.wanted(data) or self._own_rows.holds(data):
             return data
         return self._own_rows.parts(data)
 
+    def reads_own_rows(self, dataset):
+        """Whether each worker reads rows of its own of a dataset, instead of all."""
+        return self._own_rows.wanted(dataset) or self._own_rows.holds(dataset)
+
     def _distribute(self, dataset, options):
-        dataset = self.own_rows(dataset)
+        dataset = self.undistributed(dataset)
         own, unknown = self._own_rows.holds(dataset), True
         if not tf.inside_function():
             size = int(dataset.cardinality().numpy())
@@ -159,20 +164,41 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
             spec = keras.tree.map_structure(str, dataset.element_spec)
             facts = {"AutoShardPolicy": policy_of(dataset).name, "number of batches": batches, "type of a batch": str(spec)}
             self.check("distributing a dataset", facts)
-            self._tell_rows(dataset, own)
+            self._tell_rows(dataset, READ_BY[policy_of(dataset)] if own else None)
         if own:
             return ReplicaDataset(self, dataset, asks="rows")
         in_order = tf.data.Options()
         in_order.deterministic = True  # the workers' parts belong together only if all read in one order
         return ReplicaDataset(self, dataset.with_options(in_order), asks="end" if unknown else "nothing")
 
+    def distribute_datasets_from_function(self, dataset_fn, options=None):
+        """As `tf.distribute.Strategy.distribute_datasets_from_function`; workers whose data ends earlier go on without rows.
+
+        Args:
+            dataset_fn: Function of a `tf.distribute.InputContext` that returns this worker's dataset, batched by
+                `context.get_per_replica_batch_size(global_batch_size)`.
+            options: `tf.distribute.InputOptions`; they change nothing here.
+
+        Returns:
+            A `tf.distribute.DistributedDataset`. Each step takes one batch for each replica of this worker, and
+            splits their rows evenly over them.
+        """
+        dataset = dataset_fn(tf.distribute.InputContext(self.workers, self.worker, self.num_replicas_in_sync))
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                f"distribute_datasets_from_function: the function returned a {type(dataset).__name__}; it has to return a "
+                "tf.data.Dataset of batches for one replica."
+            )
+        own = self._own_rows.parts_of_replicas(dataset, len(self.replica_ids))
+        self._tell_rows(own, "the dataset that its function made")
+        return ReplicaDataset(self, own, asks="rows")
+
     def _tell_rows(self, dataset, own):
-        how = READ_BY[policy_of(dataset)] if own else "all of the data"
-        if how in self._told_rows:
+        if bool(own) in self._told_rows:
             return
-        self._told_rows.add(how)
+        self._told_rows.add(bool(own))
         replicas = f"replica {self.replica_ids[0]}" + (f" to {self.replica_ids[-1]}" if len(self.replica_ids) > 1 else "")
-        text = f"keras_mirror: {self.cluster.this.name} reads {how} and trains on "
+        text = f"keras_mirror: {self.cluster.this.name} reads {own or 'all of the data'} and trains on "
         if own:
             text += f"its rows with {replicas}"
         else:

@@ -2,6 +2,7 @@
 
 import weakref
 
+import numpy as np
 import tensorflow as tf
 
 from keras_mirror import internals
@@ -56,13 +57,29 @@ class OwnRows:
         own = dataset if policy == AutoShardPolicy.OFF else self._shard(dataset, policy)
         order = [(self._worker + step) % self._workers for step in range(self._workers)]
         pieces = one_after_another(own.map(lambda *batch: split(unwrapped(batch), self._workers, order)))
-        pieces = pieces.filter(lambda *batch: rows_of_batch(batch) > 0)
-        sizes = Sizes(pieces.element_spec)
-        pieces = pieces.map(sizes.remember)
+        return self._endless(pieces, policy)
+
+    def parts_of_replicas(self, dataset, replicas):
+        """The same of a dataset each of whose elements is one replica's, as `distribute_datasets_from_function` has it.
+
+        `replicas` elements make one part, to be split over as many replicas of this worker.
+        """
+
+        def together(*components):
+            windows = unwrapped(components)
+            elements = windows if isinstance(windows, tf.data.Dataset) else tf.data.Dataset.zip(windows)
+            return elements.rebatch(np.iinfo(np.int32).max)
+
+        return self._endless(dataset if replicas == 1 else dataset.window(replicas).flat_map(together), AutoShardPolicy.OFF)
+
+    def _endless(self, parts, policy):
+        parts = parts.filter(lambda *batch: rows_of_batch(batch) > 0)
+        sizes = Sizes(parts.element_spec)
+        parts = parts.map(sizes.remember)
         empty = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: sizes.empty())
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = policy
-        made = pieces.concatenate(empty).filter(lambda *batch: True).with_options(options)  # filter: of unknown, not infinite, size
+        made = parts.concatenate(empty).filter(lambda *batch: True).with_options(options)  # filter: of unknown, not infinite, size
         self._made.add(made)
         return made
 

@@ -109,6 +109,14 @@ def test_current_graph_and_captured_variables():
     assert unused.numpy() == 2.0
 
 
+def test_spec_of_a_part():
+    """Delete once the element spec of a distributed dataset tells its parts' types publicly."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    data = strategy.distribute_datasets_from_function(lambda context: tf.data.Dataset.from_tensors((tf.ones([2, 3]), 4)))
+    assert [internals.spec_of_a_part(each) for each in data.element_spec] == [tf.TensorSpec([2, 3]), tf.TensorSpec([], tf.int32)]
+    assert internals.spec_of_a_part(tf.TensorSpec([5])) == tf.TensorSpec([5])
+
+
 def test_single_variable():
     """Delete once `tf.Variable` has an argument for a variable without copies in the scope of a strategy."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -43,6 +43,17 @@ def test_every_batch_is_as_large_as_a_global_batch():
     assert [sum(map(len, step)) for step in steps] == [7] * 16
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_elements_for_several_replicas_make_one_part(replicas):
+    data = tf.data.Dataset.range(9)
+    data = tf.data.Dataset.zip(data, {"a": data}).batch(2)
+    parts = OwnRows(1, 2).parts_of_replicas(data, replicas).take(6)
+    expected = {1: [[0, 1], [2, 3], [4, 5], [6, 7], [8], []], 2: [[0, 1, 2, 3], [4, 5, 6, 7], [8], [], [], []]}[replicas]
+    assert [x.numpy().tolist() for x, y in parts] == [y["a"].numpy().tolist() for x, y in parts] == expected
+    single = OwnRows(1, 2).parts_of_replicas(tf.data.Dataset.range(9).batch(2), replicas)
+    assert rows(single, 6) == expected
+
+
 @pytest.mark.parametrize("policy", [AutoShardPolicy.AUTO, AutoShardPolicy.DATA])
 def test_otherwise_every_worker_reads_all(policy):
     assert not OwnRows(0, 2).wanted(with_policy(tf.data.Dataset.range(9).batch(4), policy))

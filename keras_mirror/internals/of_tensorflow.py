@@ -49,6 +49,11 @@ def per_replica_spec(specs):
     return values.PerReplicaSpec(*specs)
 
 
+def spec_of_a_part(spec):
+    """The type of one replica's part, of the type of a distributed value; any other type as it is."""
+    return spec._value_specs[0] if isinstance(spec, values.PerReplicaSpec) else spec
+
+
 def single_variable(value, name, dtype=None):
     """An untrained `tf.Variable` on the host, without copies even in the scope of a strategy."""
     with tf.init_scope(), tf.device("CPU:0"):

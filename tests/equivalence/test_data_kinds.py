@@ -96,6 +96,33 @@ def rows_of(x, y, *weights, size=7):
         yield tuple(array[start : start + size] for array in (x, y, *weights))
 
 
+def test_distributed_by_the_users_own_function():
+    """Parts of 3 rows go to 3 replicas in turn, which together are batches of 9; the last two rows go to the first."""
+
+    def use(model):
+        replicas = model.distribute_strategy.num_replicas_in_sync
+        data = batches(9)
+        if replicas > 1:
+            data = model.distribute_strategy.distribute_datasets_from_function(lambda _: batches(9 // replicas))
+        logs = trained(model, data)
+        return {**logs, "evaluated": model.evaluate(data, verbose=0), "predicted": model.predict(data, verbose=0)}
+
+    assert_equal(mlp(metrics=["mae"]), use, 3, steps=8)
+
+
+@pytest.mark.parametrize("size", [7, 28])
+def test_distributed_beforehand(size):
+    def use(model):
+        strategy = model.distribute_strategy
+        data = batches(size)
+        if strategy.num_replicas_in_sync > 1:
+            data = strategy.experimental_distribute_dataset(data)
+        logs = trained(model, data, validation_data=data)
+        return {**logs, "evaluated": model.evaluate(data, verbose=0), "predicted": model.predict(data, verbose=0)}
+
+    assert_equal(mlp(metrics=["mae"]), use, 3)
+
+
 def test_generator():
     assert_equal(mlp(metrics=["mae"]), lambda model: trained(model, rows_of(X, Y), epochs=1), 3, steps=5)
 

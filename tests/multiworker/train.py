@@ -108,26 +108,30 @@ def tokens():
     return told(model, model.fit(ids, ids % 2, batch_size=4, epochs=2, verbose=0, shuffle=False))
 
 
+def step_by_hand(model, x, y):
+    """One step of a loop of one's own."""
+    with tf.GradientTape() as tape:
+        loss = km.global_mean(tf.square(y - model(x, training=True)))
+    model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+    return loss
+
+
 def by_hand():
     """A loop over `strategy.run` in a `tf.function` of one's own."""
     model = build(lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.5))
     strategy = model.distribute_strategy
 
     def step(data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = km.global_mean(tf.square(y - model(x, training=True)))
-        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return loss
+        return step_by_hand(model, *data)
 
     @tf.function
     def train(batch):
         return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
 
     data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8))
+    rows = strategy.row_counters["train"].window()
     losses = [float(train(batch)) for _ in range(2) for batch in data]
-    rows = strategy.row_counters["train"].read()
-    return told(model, loss=losses, all_rows=float(rows.rows.sum()))
+    return told(model, loss=losses, all_rows=float(rows.read().rows.sum()))
 
 
 def loop():
@@ -299,10 +303,7 @@ def by_hand_ends_earlier():
     data = strategy.experimental_distribute_dataset(apart())
 
     def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = km.global_mean(tf.square(y - model(x, training=True)))
-        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return loss
+        return step_by_hand(model, x, y)
 
     @tf.function
     def epoch():
@@ -314,6 +315,31 @@ def by_hand_ends_earlier():
     in_graph = float(epoch())
     one_by_one = [float(strategy.reduce("SUM", strategy.run(step, args=batch), axis=None)) for batch in data]
     return told(model, in_graph=in_graph, one_by_one=one_by_one)
+
+
+def from_function():
+    """`distribute_datasets_from_function`, with a dataset that ends earlier on the second worker; by hand and in `fit`."""
+    model = build()
+    strategy = model.distribute_strategy
+
+    def make(context):
+        own = tf.data.Dataset.from_tensor_slices((X, Y)).shard(context.num_input_pipelines, context.input_pipeline_id)
+        return own.take(5 if context.input_pipeline_id else -1).batch(context.get_per_replica_batch_size(8))
+
+    if WORKER is not None:
+        data = strategy.distribute_datasets_from_function(make)
+    else:  # worker 0 has the 15 even rows and worker 1 the first 5 odd ones; 2 rows for each of their 2 replicas a step
+        batches = [[0, 2, 4, 6, 1, 3, 5, 7], [8, 10, 12, 14, 9], [16, 18, 20, 22], [24, 26, 28]]
+        spec = tf.TensorSpec([None, 6]), tf.TensorSpec([None, 1])
+        parts = [(X[rows], Y[rows]) for rows in batches]
+        data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_generator(lambda: iter(parts), output_signature=spec))
+
+    @tf.function
+    def train(batch):
+        return strategy.reduce("SUM", strategy.run(lambda x, y: step_by_hand(model, x, y), args=batch), axis=None)
+
+    losses = [float(train(batch)) for batch in data]
+    return told(model, model.fit(data, epochs=2, verbose=0), by_hand=losses)
 
 
 def refused():
