@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.places import KIND_OF, MAKER, NAMED_MAKER, USER, place
+from keras_mirror.places import KIND_OF, LIBRARY, NAMED_MAKER, USER, place
 from keras_mirror.searching import assignment_of
 
 _ORIGIN = "_keras_mirror_origin"
@@ -103,7 +103,8 @@ def origin_of(variable, *holders):
 
 
 def _own_attributes(variable):
-    return getattr(variable, "__dict__", {})  # getattr(variable, name) itself would read, and reduce, a metric's variable
+    """The attributes as a dict, empty for a type with slots; `getattr` by name would read, and reduce, a metric's variable."""
+    return getattr(variable, "__dict__", {})
 
 
 def _copies(container):
@@ -126,23 +127,21 @@ def recording_creator(next_creator, **kwargs):
 
 def record(variable):
     """Remembers on the variable itself which of the user's lines is creating it right now."""
-    if hasattr(variable, _ORIGIN):
+    attributes = _own_attributes(variable)
+    if _ORIGIN in attributes:
         return variable
     frame, maker, by_keras = sys._getframe(1), None, False
     while frame is not None:
         kind = KIND_OF[frame.f_code.co_filename]
-        if kind == USER:
-            break
-        if kind == NAMED_MAKER and maker is None:
-            maker = frame
-        by_keras = by_keras or kind in (MAKER, NAMED_MAKER)
+        if kind != LIBRARY:
+            if kind == USER:
+                break
+            by_keras = True
+            if kind == NAMED_MAKER and maker is None:
+                maker = frame
         frame = frame.f_back
     if frame is not None:
-        found = (*_line_of(frame), _name_of_self(maker), threading.current_thread().name, by_keras)
-        try:
-            setattr(variable, _ORIGIN, found)
-        except AttributeError:
-            pass  # a variable type with slots tells nothing about itself
+        attributes[_ORIGIN] = (*_line_of(frame), _name_of_self(maker), threading.current_thread().name, by_keras)
     return variable
 
 
