@@ -41,7 +41,7 @@ class Saves:
         return iter(sorted(self.directory.glob("save-" + "[0-9]" * 8), reverse=True))
 
     def write(self, state):
-        """Writes `state` as the newest save, then removes those that are no longer kept.
+        """Writes `state` as the newest save; `keep_newest` then removes those that are no longer needed.
 
         Args:
             state: Dict of plain values and arrays, as `to_plain` takes.
@@ -59,9 +59,17 @@ class Saves:
         _write_files(unfinished, plain, arrays)
         os.rename(unfinished, path)
         _flush(self.directory)
+        return path
+
+    def keep_newest(self):
+        """Removes all but the newest save and the one before it."""
         for old in list(self)[KEPT:]:
             shutil.rmtree(old)
-        return path
+
+    def go_back_to(self, path):
+        """Removes the saves that are newer than the one at `path`."""
+        for newer in [each for each in self if each.name > path.name]:
+            shutil.rmtree(newer)
 
     def read(self, path):
         """The state in the save at `path`, each value as it was.

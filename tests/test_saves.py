@@ -49,8 +49,18 @@ def test_the_newest_two_are_kept_newest_first(tmp_path):
     assert list(saves) == []
     for number in range(4):
         saves.write({"number": number})
+        saves.keep_newest()
     assert [saves.read(path)["number"] for path in saves] == [3, 2]
     assert sorted(os.listdir(tmp_path)) == ["save-00000003", "save-00000004"]
+
+
+def test_going_back_removes_what_is_newer(tmp_path):
+    saves = Saves(tmp_path)
+    paths = [saves.write({"number": number}) for number in range(4)]
+    assert len(list(saves)) == 4  # nothing is removed unasked
+    saves.go_back_to(paths[1])
+    assert [saves.read(path)["number"] for path in saves] == [1, 0]
+    assert saves.read(saves.write({"number": 5})) == {"number": 5} and next(iter(saves)).name == "save-00000003"
 
 
 @pytest.mark.parametrize("call", ["rename", "fsync", "mkdir"])

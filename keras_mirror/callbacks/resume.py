@@ -117,7 +117,11 @@ class Resume(keras.callbacks.Callback):
                 f"Resume: the workers have no save in common in {self.directory} ({', '.join(without)} without one of the "
                 "others'); give every worker the directory that it had, or delete all of them to start over."
             )
-        return mine[max(common)] if common else (None, None)
+        if not common:
+            return None, None
+        path, state = mine[max(common)]
+        self._saves.go_back_to(path)
+        return path, state
 
     def _readable(self):
         """Yields the saves that are as they were written, newest first, and warns of those that are not."""
@@ -257,6 +261,10 @@ class Resume(keras.callbacks.Callback):
 
     def _save(self, epoch, step, logs):
         self._saves.write(self._state(epoch, step, logs))
+        strategy = self._engine.strategy
+        if strategy.workers > 1:  # no worker removes what another may have to go back to
+            strategy.check("Resume", {"save": [epoch, step]})
+        self._saves.keep_newest()
 
     def _state(self, epoch, step, logs):
         return {
