@@ -60,6 +60,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "snapshot",
     "comparing",
     "gradients",
+    "rounding",
     "row_mixing",
     "causes",
     "checking",

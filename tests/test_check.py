@@ -263,6 +263,44 @@ def test_step_of_a_loop_and_model_made_by_hand(batch):
     assert kinds(km.check(model, batch)) == ["unequal parts"]
 
 
+ALIKE = {"one": [dense(), layers.BatchNormalization], "two": [dense(), layers.BatchNormalization] * 2}
+
+
+@pytest.mark.parametrize("made", ALIKE.values(), ids=ALIKE)
+@pytest.mark.parametrize("spread", [0.0, 1e-6])
+def test_gradients_that_cancel_are_equal_to_rounding(made, spread):
+    """Normalised rows that are nearly alike are all rounding, which batch normalisation makes thirty times larger."""
+    rng = np.random.RandomState(3)
+    x = (np.repeat(rng.randn(1, 6), 13, 0) + spread * rng.randn(13, 6)).astype("float32")
+    y = np.repeat(rng.randn(1, 1), 13, 0).astype("float32")
+    report = km.check(km.mirrored_model(built_of(*made, dense(1)), devices=2), (x, y))
+    assert not report and report.title.startswith("Check: all") and report.causes == []
+
+
+def test_statistics_that_are_nothing_but_rounding(batch):
+    """What a batch normalisation makes has a mean of zero, and the moving mean of the next is what is left of it."""
+    normalizations = [layers.BatchNormalization, dense()] * 3
+    assert km.check(km.mirrored_model(built_of(*normalizations), devices=3), batch).causes == []
+
+
+def test_step_that_depends_on_the_last_bit_hides_nothing(batch):
+    def chaotic(model, y, p):
+        last_bits = tf.reduce_sum(tf.bitcast(model.hidden.kernel + 0.0, tf.int32)) % 2
+        return local_mean(model, y, p) * (1 + 9 * tf.cast(last_bits, "float32"))
+
+    report = km.check(km.mirrored_model(own_step(chaotic), devices=2), batch)
+    assert kinds(report) == ["local mean", "unequal parts"]
+    assert "change by their last bit" in report.notes[-1]
+
+
+def test_loss_that_depends_on_the_order_of_rows(batch):
+    def ordered(model, y, p):
+        rows = tf.cast(tf.range(tf.shape(p)[0]), "float32")
+        return km.global_mean(rows * tf.squeeze(tf.square(y - p), -1))
+
+    assert kinds(km.check(km.mirrored_model(own_step(ordered), devices=2), batch)) == ["rows are mixed"]
+
+
 def test_data_of_other_kinds(batch):
     table = layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
 
