@@ -96,7 +96,8 @@ def check(model, batch, *, step=None):
 
     Raises:
         TypeError: If `model` is no Keras model.
-        ValueError: If it was not made in such a scope, is not compiled, or the batch has no rows.
+        ValueError: If it was not made in such a scope, was made for several workers, is not compiled, or the
+            batch has no rows.
 
     Example:
 
@@ -141,6 +142,12 @@ def _strategy_of(model, step):
     if step is not None and not callable(step):
         raise TypeError(f"check: step must be a function step(model, data), and got {type(step).__name__}.")
     strategy = internals.training_strategy(model)
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        raise ValueError(
+            f"check: the model was made for several workers (a {type(strategy).__name__}), where no process can run the step of "
+            "one device by itself; check it in one process without TF_CONFIG, with as many replicas, as in "
+            f"keras_mirror.check(keras_mirror.mirrored_model(build_fn, devices={strategy.num_replicas_in_sync}), batch)."
+        )
     if not isinstance(strategy, MirroredStrategy):
         raise ValueError(
             "check: the model was not made in the scope of a keras_mirror.MirroredStrategy, so there are no replicas to compare; "

@@ -168,7 +168,7 @@ def _target(strategy):
     if here != strategy.num_replicas_in_sync:
         raise ValueError(
             f"audit_data: this process holds {here} of {strategy.num_replicas_in_sync} replicas and sees only their rows; "
-            f"audit the data in one process, as in audit_data(data, {strategy.num_replicas_in_sync})."
+            f"audit the data in one process without TF_CONFIG, as in audit_data(data, {strategy.num_replicas_in_sync})."
         )
     return Distributed(strategy)
 

@@ -1,11 +1,14 @@
 """`check`: the gradients of one device come from a plain Keras model, the causes from faults made on purpose."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_mirror as km
+from keras_mirror import internals
 from keras_mirror.comparing import compare, factor_between
 from keras_mirror.snapshot import copies_of
 
@@ -360,6 +363,18 @@ def test_bad_input(batch, build_fn):
         uncompiled = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
     with pytest.raises(ValueError, match="not compiled.*step="):
         km.check(uncompiled, batch)
+
+
+def test_a_model_of_several_workers_is_refused(batch, build_fn):
+    """A strategy of the class is enough: nothing is asked of the other workers, which would wait for an answer."""
+    strategy = object.__new__(tf.distribute.MultiWorkerMirroredStrategy)
+    strategy._extended = types.SimpleNamespace(_num_replicas_in_sync=4, worker_devices=["CPU:0", "CPU:1"])
+    model = build_fn()
+    internals.set_training_strategy(model, strategy)
+    with pytest.raises(ValueError, match=r"check: the model was made for several workers.*without TF_CONFIG.*devices=4\), batch\)"):
+        km.check(model, batch)
+    with pytest.raises(ValueError, match=r"audit_data: this process holds 2 of 4 replicas.*in one process.*audit_data\(data, 4\)"):
+        km.audit_data(batch, model)
 
 
 def test_arithmetic_of_the_comparison():
