@@ -104,7 +104,8 @@ def _between(before, after):
     for part in ("handed", "raw", "state"):
         one, other = _numbers(getattr(before, part)), _numbers(getattr(after, part))
         largest = max(map(largest_of, one.values()), default=0.0)
-        moved = {name: largest_of(other[name] - value) for name, value in one.items() if name in other}
+        with np.errstate(invalid="ignore"):  # a gradient may be infinite
+            moved = {name: largest_of(other[name] - value) for name, value in one.items() if name in other}
         found.append({name: min(MULTIPLE * value, MOST * largest) for name, value in moved.items()})
         if part == "handed" and largest:
             share = max(moved.values(), default=0.0) / largest
