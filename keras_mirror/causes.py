@@ -46,13 +46,15 @@ class Experiments:
         batches: Dict of `"even"` and `"uneven"` to a global batch that splits like that, or without it.
         tolerance: As of `compare`.
         local_batch_norm: Whether batch normalisation was asked to use each replica's own statistics.
+        rounding: The `Rounding` of the step.
     """
 
-    def __init__(self, probe, batches, tolerance, local_batch_norm):
+    def __init__(self, probe, batches, tolerance, local_batch_norm, rounding):
         self._probe = probe
         self._batches = batches
         self._tolerance = tolerance
         self._local_batch_norm = local_batch_norm
+        self._rounding = rounding
         self._layers = list(internals.layers_of(probe.model))
         self._some = next(iter(batches.values()))
 
@@ -78,8 +80,7 @@ class Experiments:
 
     def _noise(self):
         for how, side in ((ONE_DEVICE, "one device"), (PARTS, "the replicas")):
-            first, second = (self._probe.run(self._some, how).handed for _ in range(2))
-            differences = compare(total(first), total(second), self._tolerance)
+            differences = self._differences(*(self._probe.run(self._some, how) for _ in range(2)), part="handed")
             if not all_equal(differences):
                 worst = max(differences, key=lambda name: _order(differences[name].off))
                 yield Cause(
@@ -92,7 +93,7 @@ class Experiments:
     def _random_layers(self):
         """Layers whose random numbers change the gradients of one device."""
         layers = [layer for layer in self._layers if internals.seed_generators_of(layer)]
-        before = self._probe.run(self._some, ONE_DEVICE).handed
+        before = self._probe.run(self._some, ONE_DEVICE)
         if not layers or not self._moves(before, layers):
             return []
         return [layer for layer in layers if self._moves(before, [layer])]
@@ -102,8 +103,8 @@ class Experiments:
             for generator in internals.seed_generators_of(layer):
                 for copy in copies_of(generator.state):
                     copy.assign_add(tf.ones_like(copy) * 977)
-        after = self._probe.run(self._some, ONE_DEVICE).handed  # puts the seeds back
-        return not all_equal(compare(total(before), total(after), self._tolerance))
+        after = self._probe.run(self._some, ONE_DEVICE)  # puts the seeds back
+        return not self._equal(before, after, part="handed")
 
     def _random(self, layers, others):
         names = ", ".join(layer.name for layer in layers)
@@ -118,7 +119,7 @@ class Experiments:
     def _deterministic_causes(self):
         runs = {kind: (self._run(batch, ONE_DEVICE), self._run(batch, PARTS)) for kind, batch in self._batches.items()}
         factor = self._factor(runs)
-        raw_equal = {kind: self._equal(one.raw, many.raw, factor) for kind, (one, many) in runs.items()}
+        raw_equal = {kind: self._equal(one, many, factor) for kind, (one, many) in runs.items()}
         yield from self._scale(factor)
         if not raw_equal.get("even", True):
             yield from self._mixed_rows(factor)
@@ -131,19 +132,26 @@ class Experiments:
     def _run(self, batch, how):
         return self._probe.run(batch, how)
 
-    def _equal(self, one, many, factor):
-        return all_equal(compare(total(one), total(many), self._tolerance, factor))
+    def _differences(self, one, many, factor=1.0, part="raw"):
+        one, many = (total(getattr(result, part)) for result in (one, many))
+        return compare(one, many, self._tolerance, factor, self._rounding.of(part))
+
+    def _equal(self, one, many, factor=1.0, part="raw"):
+        return all_equal(self._differences(one, many, factor, part))
+
+    def _factor_between(self, one, many):
+        return factor_between(total(one.raw), total(many.raw), self._tolerance, self._rounding.raw)
 
     def _factor(self, runs):
         """How many times too large the gradients are where nothing else is wrong with them."""
         one, many = runs.get("even") or runs["uneven"]
-        in_parts, exact = factor_between(total(one.raw), total(many.raw), self._tolerance)
+        in_parts, exact = self._factor_between(one, many)
         if exact:
             return _whole(in_parts)
         # With the whole batch on each replica no part differs from the batch in anything but its scale. A loss that
         # is a sum is right to grow with the rows, though, so the factor must be seen in the parts as well.
         copies = self._run(self._batches.get("even", self._some), COPIES)
-        on_copies, exact = factor_between(total(one.raw), total(copies.raw), self._tolerance)
+        on_copies, exact = self._factor_between(one, copies)
         if exact and in_parts > 0 and abs(np.log(in_parts / on_copies)) < abs(np.log(in_parts)):
             return _whole(on_copies)
         return 1.0
@@ -172,7 +180,7 @@ class Experiments:
 
     def _unequal_parts(self, runs, factor):
         one, many = runs
-        worst = _worst(compare(total(one.raw), total(many.raw), self._tolerance, factor))
+        worst = _worst(self._differences(one, many, factor))
         return Cause(
             "unequal parts",
             f"with parts of equal size the gradients are those of one device, with parts of unequal size they are off by {worst}: "
@@ -188,7 +196,7 @@ class Experiments:
                 for layer in normalizations:
                     undo.enter_context(_synchronised(layer))
                 self._probe.changed()
-                cured = self._equal(self._run(batch, ONE_DEVICE).raw, self._run(batch, PARTS).raw, factor)
+                cured = self._equal(self._run(batch, ONE_DEVICE), self._run(batch, PARTS), factor)
             self._probe.changed()
             if cured:
                 yield Cause(
@@ -222,15 +230,15 @@ class Experiments:
     def _copies_are_right(self, factor):
         batch = self._batches["even"]
         one, copies = self._run(batch, ONE_DEVICE), self._run(batch, COPIES)
-        measured, exact = factor_between(total(one.raw), total(copies.raw), self._tolerance)
-        return exact or self._equal(one.raw, copies.raw, factor)
+        measured, exact = self._factor_between(one, copies)
+        return exact or self._equal(one, copies, factor)
 
     def _clipping(self, runs, factor):
         for kind in ("even", "uneven"):
-            if kind not in runs or self._equal(runs[kind][0].handed, runs[kind][1].handed, factor):
+            if kind not in runs or self._equal(*runs[kind], factor, "handed"):
                 continue
             one, many = runs[kind]
-            worst = _worst(compare(total(one.handed), total(many.handed), self._tolerance, factor))
+            worst = _worst(self._differences(one, many, factor, "handed"))
             how = "clips or otherwise changes" if not _shrinks(many) else "clips"
             yield Cause(
                 "clipping before the reduction",
@@ -244,7 +252,9 @@ class Experiments:
         one, many = runs.get("uneven") or runs["even"]
         for name, copies in many.state.items():
             apart = not all(np.array_equal(copies[0], copy, equal_nan=True) for copy in copies if copy.dtype.kind in "biufc")
-            wrong = not all_equal(compare({name: one.state[name][0]}, {name: copies[0]}, self._tolerance))
+            wrong = not all_equal(
+                compare({name: one.state[name][0]}, {name: copies[0]}, self._tolerance, rounding=self._rounding.state)
+            )
             if apart or (wrong and gradients_equal and not self._local_batch_norm):
                 where = int(np.argmax(np.abs(np.subtract(copies[0], copies[-1], dtype="float64")))) if apart else 0
                 values = ", ".join(f"replica {i} {np.ravel(copy)[where]:.4g}" for i, copy in enumerate(copies))

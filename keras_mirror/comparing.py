@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-ROUNDING = 2e-6  # of the largest gradient of all: what sums in another order may differ by
+ROUNDING = 2e-6  # of the largest gradient of all: what sums in another order may differ by at any rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ def total(parts):
     return {name: sum(each) for name, each in parts.items()}
 
 
-def compare(one, many, tolerance, factor=1.0):
+def compare(one, many, tolerance, factor=1.0, rounding=None):
     """Compares two dicts of name to array, of which `many` is divided by `factor`.
 
     Args:
@@ -35,14 +35,16 @@ def compare(one, many, tolerance, factor=1.0):
         many: Gradients of the replicas, added up; a variable without one has a gradient of zero.
         tolerance: Largest difference relative to the variable's largest gradient that is rounding.
         factor: float.
+        rounding: Dict of name to a difference that is rounding as well, as it was measured.
 
     Returns:
         A dict of name to `Difference`.
     """
+    rounding = rounding or {}
     names = [*one, *(name for name in many if name not in one)]
     both = {name: _both(one.get(name), many.get(name), factor) for name in names}
-    largest = max((_largest(a) for a, _ in both.values()), default=0.0)
-    return {name: _difference(a, b, tolerance, largest) for name, (a, b) in both.items()}
+    largest = max((largest_of(a) for a, _ in both.values()), default=0.0)
+    return {name: _difference(a, b, tolerance, ROUNDING * largest + rounding.get(name, 0.0)) for name, (a, b) in both.items()}
 
 
 def _both(one, many, factor):
@@ -51,17 +53,18 @@ def _both(one, many, factor):
     return one, many
 
 
-def _largest(array):
+def largest_of(array):
+    """The largest absolute value, of those that are finite."""
     finite = np.abs(array[np.isfinite(array)])
     return float(finite.max()) if finite.size else 0.0
 
 
-def _difference(one, many, tolerance, largest):
-    size = _largest(one)
+def _difference(one, many, tolerance, floor):
+    size = largest_of(one)
     if not np.array_equal(np.isfinite(one), np.isfinite(many)):
         return Difference(size, float("nan"), False)
-    off = _largest(np.where(np.isfinite(one), many - np.where(np.isfinite(one), one, 0), 0))
-    return Difference(size, off, off <= tolerance * size + ROUNDING * largest)
+    off = largest_of(np.where(np.isfinite(one), many - np.where(np.isfinite(one), one, 0), 0))
+    return Difference(size, off, off <= tolerance * size + floor)
 
 
 def all_equal(differences):
@@ -69,7 +72,7 @@ def all_equal(differences):
     return all(each.equal for each in differences.values())
 
 
-def factor_between(one, many, tolerance):
+def factor_between(one, many, tolerance, rounding=None):
     """The number that `many` is `one` times, by least squares over all variables, and whether it is that.
 
     Returns:
@@ -83,4 +86,4 @@ def factor_between(one, many, tolerance):
     factor = float(a @ b / (a @ a))
     if factor <= 0:
         return factor, False
-    return factor, all_equal(compare(one, many, tolerance, factor))
+    return factor, all_equal(compare(one, many, tolerance, factor, rounding))

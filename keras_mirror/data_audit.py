@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import re
 import warnings
 
 import keras
@@ -127,7 +126,7 @@ def audit_data(dataset, strategy, epochs=1, *, batch_size=None, steps=None, sour
         A `DataAudit`, true when there is a finding that is more than a note.
 
     Raises:
-        TypeError: For data that `fit` does not take, or a strategy that is none.
+        TypeError: For data that `fit` does not take, a strategy that is none, or `ignore` that is a string.
         ValueError: For data without end and no `steps`, data without rows, a distributed dataset
             without `source`, unknown codes, or a strategy of several workers.
 
@@ -168,7 +167,7 @@ def _target(strategy):
     if here != strategy.num_replicas_in_sync:
         raise ValueError(
             f"audit_data: this process holds {here} of {strategy.num_replicas_in_sync} replicas and sees only their rows; "
-            f"audit the data in one process, as in audit_data(data, {strategy.num_replicas_in_sync})."
+            f"audit the data in one process without TF_CONFIG, as in audit_data(data, {strategy.num_replicas_in_sync})."
         )
     return Distributed(strategy)
 
@@ -177,9 +176,7 @@ def _check(data, kind, target, epochs, steps, source, ignore):
     for name, value in (("epochs", epochs), ("steps", steps)):
         if not (isinstance(value, int) and value > 0) and not (name == "steps" and value is None):
             raise ValueError(f"audit_data: {name} must be a positive int, and is {value!r}.")
-    wrong = [ignore] if isinstance(ignore, str) else [code for code in ignore if not re.fullmatch(r"KM3[0-2]\d", code)]
-    if wrong:
-        raise ValueError(f"audit_data: ignore takes a list of codes such as ['KM309'], and got {wrong[0]!r}.")
+    errors.check_codes("audit_data: ignore", ignore, family="KM3")
     if steps is None and (is_endless_py_dataset(data) or (kind == "dataset" and is_endless(data))):
         raise ValueError(
             "audit_data: the data has no end; say how many batches make an epoch: audit_data(data, strategy, steps=10)."

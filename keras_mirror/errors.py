@@ -2,9 +2,9 @@
 
 import collections
 import contextlib
-import pathlib
-import re
 import warnings
+
+from keras_mirror.codes import CODES
 
 KERAS_RANGE = "3.10"
 TENSORFLOW_RANGE = "2.18"
@@ -48,14 +48,13 @@ def warn_once(key, message, stacklevel=3, code=None):
         warnings.warn(message if code is None else f"{code} {message}", MirrorWarning, stacklevel=stacklevel)
 
 
-def known_codes():
-    """Every code that this package can report: those that its own source names, in order."""
-    sources = pathlib.Path(__file__).parent.rglob("*.py")
-    return sorted({code for source in sources for code in re.findall(r"KM\d{3}", source.read_text(encoding="utf-8"))})
-
-
-def check_codes(caller, codes):
+def check_codes(caller, codes, family=""):
     """Refuses codes that do not exist; returns them as a frozenset.
+
+    Args:
+        caller: Name of the function and its argument, for the error.
+        codes: Tuple of codes.
+        family: What the codes begin with that the function reports, e.g. `"KM3"`.
 
     Raises:
         ValueError: If one does not exist; the text lists those that do.
@@ -63,9 +62,10 @@ def check_codes(caller, codes):
     """
     if isinstance(codes, str):
         raise TypeError(f"{caller}: expected a tuple of codes and got one string; write ({codes!r},).")
-    unknown = [code for code in codes if code not in known_codes()] if codes else []
+    known = [code for code in CODES if code.startswith(family)]
+    unknown = [code for code in codes if code not in known]
     if unknown:
-        raise ValueError(f"{caller}: there is no code {unknown[0]!r}; the codes are {', '.join(known_codes())}.")
+        raise ValueError(f"{caller}: there is no code {unknown[0]!r}; the codes are {', '.join(known)}.")
     return frozenset(codes)
 
 
@@ -115,7 +115,7 @@ def silence(*codes):
     ...     history = model.fit(x, y, verbose=0)
     """
     if not codes:
-        raise ValueError(f"silence: name one code or more; the codes are {', '.join(known_codes())}.")
+        raise ValueError(f"silence: name one code or more; the codes are {', '.join(CODES)}.")
     return Silence(check_codes("silence", codes))
 
 

@@ -33,6 +33,7 @@ class Executor:
         steps: Steps of one call, in place of `model.steps_per_execution`; None for that.
         limit: Most steps of the next call, so that it does not run past `steps_per_epoch`; None for no limit.
         seconds_per_step: What a step cost in the last call that did not trace; None before.
+        steps_of_last_call: How many steps the last call ran.
     """
 
     def __init__(self, model, strategy, step, counter, reports_only_metrics, timers, on_trace):
@@ -50,6 +51,7 @@ class Executor:
         self.steps = None
         self.limit = None
         self.seconds_per_step = None
+        self.steps_of_last_call = 0
         self._kept = {}
         self._graph_clock = None
         self._records_loss = False
@@ -107,6 +109,7 @@ class Executor:
         return function(*arguments)
 
     def _count(self, steps, seconds):
+        self.steps_of_last_call = steps
         self._steps_since_trace += steps
         if self._timers:
             self._timers.end(steps, *(float(each) for each in seconds))

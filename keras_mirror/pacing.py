@@ -31,12 +31,36 @@ def looks_at_batches(callback):
     )
 
 
+class EveryNth:
+    """Tells a callback after which calls it has to look, where it looks after every n-th step of an epoch.
+
+    The number that Keras hands to `on_train_batch_end` is that of the last step of a call, in older releases
+    that of the first, and the last call of an epoch may have run fewer than asked.
+
+    Args:
+        n: int, 0 for never.
+    """
+
+    def __init__(self, n):
+        self._n = n
+
+    def begin_call(self, batch):
+        """A call begins with the step of this number, as `on_train_batch_begin` is told."""
+        self._first = batch
+
+    def end_call(self, model):
+        """The steps that the call ran, and whether an n-th step was among them."""
+        ran = getattr(model.train_function, "steps_of_last_call", model.steps_per_execution)
+        return ran, self._n > 0 and (self._first + ran) // self._n > self._first // self._n
+
+
 class Pace(keras.callbacks.Callback):
     """Lets `fit` run many steps in one call from the second epoch (or the second `fit`) on.
 
     It measures what a step costs and asks for as many as fit into a tenth of a second. The
     arithmetic is the same; callbacks that look at batches, `run_eagerly` and an own
-    `steps_per_execution` rule it out.
+    `steps_per_execution` rule it out. Callbacks that look after every n-th step say so with an attribute
+    `every_steps`, and with `every_batch = False`.
 
     Args:
         engine: The model's engine.

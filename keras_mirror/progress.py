@@ -59,8 +59,11 @@ def arrange(callbacks, verbose):
 
 
 def _last(callbacks):
-    """Those that save what the others count come last; those with an attribute `others` are told of the others."""
+    """Those that save what the others count come last, those that a restored backup must find done first.
+
+    Those with an attribute `others` are told of the others.
+    """
     for callback in callbacks:
         if hasattr(callback, "others"):
             callback.others = [other for other in callbacks if other is not callback]
-    return sorted(callbacks, key=lambda callback: getattr(callback, "comes_last", False))
+    return sorted(callbacks, key=lambda callback: getattr(callback, "comes_last", False) - getattr(callback, "comes_first", False))

@@ -5,9 +5,11 @@ import pathlib
 import re
 
 import keras_mirror
+from keras_mirror.codes import CODES
 
 ROOT = pathlib.Path(keras_mirror.__file__).parent
 ORDER = [  # lowest first: a file may import those above it in this list only
+    "codes",
     "errors",
     "agreement",
     "cluster",
@@ -62,6 +64,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "snapshot",
     "comparing",
     "gradients",
+    "rounding",
     "row_mixing",
     "causes",
     "checking",
@@ -145,12 +148,14 @@ def test_public_names_are_documented():
 def test_every_code_has_a_page_and_every_page_a_code():
     folder = ROOT.parent / "docs" / "codes"
     index = (folder / "README.md").read_text()
-    used = {code for _, path in files() for code in re.findall(r"KM\d{3}", path.read_text())}
-    assert used
-    for code in sorted(used):
+    used = {code for name, path in files() if name != "codes" for code in re.findall(r"KM\d{3}", path.read_text())}
+    assert used == set(CODES) and list(CODES) == sorted(CODES)
+    for code, title in CODES.items():
         page = folder / f"{code}.md"
         assert page.exists(), f"{code} has no page docs/codes/{code}.md"
         headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
-        assert headings[0].startswith(f"{code}: ") and headings[1:] == ["Symptom", "Cause", "Cure"], code
-        assert f"[{code}]({code}.md)" in index, f"{code} does not stand in docs/codes/README.md"
+        assert headings == [f"{code}: {title}", "Symptom", "Cause", "Cure"], code
+        assert re.search(rf"^\| \[{code}\]\({code}\.md\) \| \w+ \| {re.escape(title)} \|", index, re.M), (
+            f"{code} in docs/codes/README.md"
+        )
     assert {path.stem for path in folder.glob("KM*.md")} == used

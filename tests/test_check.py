@@ -1,11 +1,14 @@
 """`check`: the gradients of one device come from a plain Keras model, the causes from faults made on purpose."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_mirror as km
+from keras_mirror import internals
 from keras_mirror.comparing import compare, factor_between
 from keras_mirror.snapshot import copies_of
 
@@ -263,6 +266,44 @@ def test_step_of_a_loop_and_model_made_by_hand(batch):
     assert kinds(km.check(model, batch)) == ["unequal parts"]
 
 
+ALIKE = {"one": [dense(), layers.BatchNormalization], "two": [dense(), layers.BatchNormalization] * 2}
+
+
+@pytest.mark.parametrize("made", ALIKE.values(), ids=ALIKE)
+@pytest.mark.parametrize("spread", [0.0, 1e-6])
+def test_gradients_that_cancel_are_equal_to_rounding(made, spread):
+    """Normalised rows that are nearly alike are all rounding, which batch normalisation makes thirty times larger."""
+    rng = np.random.RandomState(3)
+    x = (np.repeat(rng.randn(1, 6), 13, 0) + spread * rng.randn(13, 6)).astype("float32")
+    y = np.repeat(rng.randn(1, 1), 13, 0).astype("float32")
+    report = km.check(km.mirrored_model(built_of(*made, dense(1)), devices=2), (x, y))
+    assert not report and report.title.startswith("Check: all") and report.causes == []
+
+
+def test_statistics_that_are_nothing_but_rounding(batch):
+    """What a batch normalisation makes has a mean of zero, and the moving mean of the next is what is left of it."""
+    normalizations = [layers.BatchNormalization, dense()] * 3
+    assert km.check(km.mirrored_model(built_of(*normalizations), devices=3), batch).causes == []
+
+
+def test_step_that_depends_on_the_last_bit_hides_nothing(batch):
+    def chaotic(model, y, p):
+        last_bits = tf.reduce_sum(tf.bitcast(model.hidden.kernel + 0.0, tf.int32)) % 2
+        return local_mean(model, y, p) * (1 + 9 * tf.cast(last_bits, "float32"))
+
+    report = km.check(km.mirrored_model(own_step(chaotic), devices=2), batch)
+    assert kinds(report) == ["local mean", "unequal parts"]
+    assert "change by their last bit" in report.notes[-1]
+
+
+def test_loss_that_depends_on_the_order_of_rows(batch):
+    def ordered(model, y, p):
+        rows = tf.cast(tf.range(tf.shape(p)[0]), "float32")
+        return km.global_mean(rows * tf.squeeze(tf.square(y - p), -1))
+
+    assert kinds(km.check(km.mirrored_model(own_step(ordered), devices=2), batch)) == ["rows are mixed"]
+
+
 def test_data_of_other_kinds(batch):
     table = layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
 
@@ -322,6 +363,18 @@ def test_bad_input(batch, build_fn):
         uncompiled = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
     with pytest.raises(ValueError, match="not compiled.*step="):
         km.check(uncompiled, batch)
+
+
+def test_a_model_of_several_workers_is_refused(batch, build_fn):
+    """A strategy of the class is enough: nothing is asked of the other workers, which would wait for an answer."""
+    strategy = object.__new__(tf.distribute.MultiWorkerMirroredStrategy)
+    strategy._extended = types.SimpleNamespace(_num_replicas_in_sync=4, worker_devices=["CPU:0", "CPU:1"])
+    model = build_fn()
+    internals.set_training_strategy(model, strategy)
+    with pytest.raises(ValueError, match=r"check: the model was made for several workers.*without TF_CONFIG.*devices=4\), batch\)"):
+        km.check(model, batch)
+    with pytest.raises(ValueError, match=r"audit_data: this process holds 2 of 4 replicas.*in one process.*audit_data\(data, 4\)"):
+        km.audit_data(batch, model)
 
 
 def test_arithmetic_of_the_comparison():

@@ -134,6 +134,25 @@ def test_a_variable_of_nobodys_is_named(tmp_path):
         fit(model, tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["dataset", "arrays"])
+def test_new_data_in_each_epoch_by_hand_is_refused(tmp_path, kind):
+    """A resumed run would take its first dataset for that of the first epoch, and train on the same rows again."""
+
+    def make():
+        x, y = X.copy(), Y.copy()
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(4) if kind == "dataset" else (x, y)
+
+    model = model_of()
+    loop, trained = km.TrainingLoop(model, [km.Resume(tmp_path, save_freq=1)]), []
+    with pytest.raises(ValueError, match="Resume: epoch 2 trains on data that is another object.*make the data once.*loop.epochs"):
+        for epoch in loop.epochs(3):
+            for _ in range(2):  # two within one epoch can be told apart by their order
+                for batch in loop.batches(make(), **({} if kind == "dataset" else {"batch_size": 4})):
+                    loop.train_step(batch)
+                    trained.append(epoch)
+    assert trained == [0] * 8
+
+
 def test_by_hand(tmp_path):
     def train(model, directory, stop=None):
         data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(13, seed=1).batch(4)

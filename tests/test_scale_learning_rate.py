@@ -85,6 +85,56 @@ def test_loss_scaling_and_one_device_of_plain_keras(model_of):
     assert moved(plain, from_batch=1, to_batch=2, warmup_steps=2) == pytest.approx([0.1, 0.15, 0.2, 0.2], rel=1e-5)
 
 
+def killed_and_restored(model_of, directory, order, warmup_steps=0):
+    """Steps of a run that is killed in its second epoch, and those of the same script, started again."""
+    make = {
+        "scaling": lambda: km.scale_learning_rate(2, 8, warmup_steps=warmup_steps),
+        "backup": lambda: keras.callbacks.BackupAndRestore(directory),
+    }
+
+    class Steps(keras.callbacks.Callback):
+        def __init__(self, most):
+            super().__init__()
+            self.weights, self.most = [], most
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.weights.append(float(self.model.weights[0].numpy()[0, 0]))
+            if len(self.weights) == self.most:
+                raise KeyboardInterrupt
+
+    for most in (7, 0):
+        model, steps = model_of(0.1), Steps(most)
+        callbacks = [*[make[name]() for name in order], steps]
+        arguments = {"batch_size": 2, "epochs": 3, "verbose": 0, "shuffle": False, "callbacks": callbacks}
+        if most:
+            with pytest.raises(KeyboardInterrupt):
+                model.fit(X, X, **arguments)
+        else:
+            model.fit(X, X, **arguments)
+    return list(-np.diff(steps.weights)), model
+
+
+@pytest.mark.parametrize("order", [("scaling", "backup"), ("backup", "scaling")])
+@pytest.mark.parametrize("warmup_steps", [0, 6])
+def test_a_restored_backup_is_not_scaled_again(model_of, tmp_path, order, warmup_steps):
+    steps, _ = killed_and_restored(model_of, tmp_path / "backup", order, warmup_steps=warmup_steps)
+    # 0.1 times 4 linearly over 6 steps: epochs 2 and 3 are steps 4 to 11, and the last is not seen
+    expected = [0.1 + 0.3 * min(t / 6, 1) for t in range(4, 11)] if warmup_steps else [0.4] * 7
+    assert steps == pytest.approx(expected, rel=1e-5)
+
+
+def test_plain_keras_has_to_put_it_before_the_backup(model_of, tmp_path):
+    def plain(rate):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(rate), loss=lambda y, y_pred: y_pred)
+        return model
+
+    steps, model = killed_and_restored(plain, tmp_path / "right", ("scaling", "backup"))
+    assert steps == pytest.approx([0.4] * 7)
+    with pytest.raises(ValueError, match="a backup was restored before it.*put scale_learning_rate before BackupAndRestore"):
+        killed_and_restored(plain, tmp_path / "wrong", ("backup", "scaling"))
+
+
 def test_refusals(model_of):
     for arguments, text in [
         ({"from_batch": 0, "to_batch": 1}, "from_batch must be a positive number of rows, and got 0"),

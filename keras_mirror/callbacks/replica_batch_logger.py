@@ -3,6 +3,7 @@
 import keras
 
 from keras_mirror.callbacks.row_windows import row_windows
+from keras_mirror.pacing import EveryNth
 from keras_mirror.rows_report import MostReadings, RowsReport
 
 
@@ -14,7 +15,8 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
     wherever they stand in the list of callbacks, and a line is printed below the progress bar
     unless `verbose=0`. Rows of validation are kept apart, in `report`.
 
-    The counts stay on the device: one read per epoch, or every `log_freq` batches if asked.
+    The counts stay on the device: one read per epoch, or every `log_freq` batches if asked. In between,
+    `fit` goes on running many steps in one graph call.
 
     Args:
         log_freq: `"epoch"`, or an int n to add the same keys, counted over the last n batches, to the
@@ -31,6 +33,7 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
     """
 
     adds_replica_logs = True  # so that `fit` calls it before the callbacks that read the logs
+    every_batch = False
 
     def __init__(self, log_freq="epoch"):
         super().__init__()
@@ -39,7 +42,8 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
             raise ValueError(f"ReplicaBatchLogger: log_freq must be 'epoch' or a positive number of batches, and got {log_freq!r}.")
         self.log_freq = log_freq
         self.async_safe = log_freq == "epoch"
-        self.every_batch = log_freq != "epoch"
+        self.every_steps = 0 if log_freq == "epoch" else log_freq
+        self._every_nth = EveryNth(self.every_steps)
         self.counts = []  # (epoch, "training" or "validation", RowCounts) of every epoch and evaluation
         self._epoch = 0
         self._training = False
@@ -56,15 +60,17 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
-        self._batches_read = 0
         self._rows_read = self._steps_read = 0
         self._rows_noted = self._steps_noted = 0
         self._open("train")
 
+    def on_train_batch_begin(self, batch, logs=None):
+        self._every_nth.begin_call(batch)
+
     def on_train_batch_end(self, batch, logs=None):
-        if self.log_freq == "epoch" or (batch + 1) // self.log_freq == self._batches_read:
+        _, looks = self._every_nth.end_call(self.model)
+        if not looks:
             return
-        self._batches_read = (batch + 1) // self.log_freq
         counts = self._read("train")
         rows, steps = counts.rows - self._rows_read, counts.steps - self._steps_read
         self._rows_read, self._steps_read = counts.rows, counts.steps
@@ -78,7 +84,7 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
         _add(logs, counts.rows, counts.mean)
 
     def on_test_begin(self, logs=None):
-        if self._training and self.every_batch:  # the steps before belong before it in the plot
+        if self._training and self.every_steps:  # the steps before belong before it in the plot
             self._note(self._read("train"))
         self._open("test")
 
@@ -103,7 +109,7 @@ class ReplicaBatchLogger(keras.callbacks.Callback):
             `empty steps`, `uneven steps` and `steps`. `.plot()` draws the rows of each replica over
             epochs, or over steps where `log_freq` counts batches.
         """
-        return RowsReport(self.counts, self._readings if self.every_batch else None)
+        return RowsReport(self.counts, self._readings if self.every_steps else None)
 
     def _note(self, counts):
         self._readings.add("training", counts.steps - self._steps_noted, counts.rows - self._rows_noted)

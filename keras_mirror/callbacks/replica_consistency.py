@@ -5,6 +5,7 @@ import keras
 from keras_mirror.consistency import checker_of, steps_taken
 from keras_mirror.divergence import DivergenceReport, Record
 from keras_mirror.errors import ReplicasDifferError, warn_once
+from keras_mirror.pacing import EveryNth
 
 MOST_SENTENCES = 5  # of one warning
 
@@ -20,7 +21,8 @@ class ReplicaConsistency(keras.callbacks.Callback):
 
     A check costs each device one pass over its own copies; one number per variable and replica reaches
     the host, and only variables that differ are compared in full. docs/speed.md has measured it. With
-    `every="epoch"` it costs nothing per step; with a number, `fit` calls Python after every batch.
+    `every="epoch"` it costs nothing per step; with a number, `fit` runs no more than so many steps in one
+    graph call.
     On one replica there is nothing to compare and nothing is done. It looks at the replicas of its own
     process, under this package's strategies and `tf.distribute.MirroredStrategy` alike.
 
@@ -47,6 +49,8 @@ class ReplicaConsistency(keras.callbacks.Callback):
     Replica consistency: all 8 variables agree on 2 replicas
     """
 
+    every_batch = False
+
     def __init__(self, every="epoch", on_violation="warn", *, tolerance=0.0):
         super().__init__()
         whole = isinstance(every, int) and not isinstance(every, bool) and every > 0
@@ -60,7 +64,8 @@ class ReplicaConsistency(keras.callbacks.Callback):
         self.on_violation = on_violation
         self.tolerance = tolerance
         self.async_safe = every == "epoch"
-        self.every_batch = every != "epoch"
+        self.every_steps = 0 if every == "epoch" else every
+        self._every_nth = EveryNth(self.every_steps)
         self.record = Record()
         self.violation = None  # what was raised
         self._batches = 0
@@ -73,16 +78,14 @@ class ReplicaConsistency(keras.callbacks.Callback):
         self._is_checked = False
         self._check()
 
-    def on_epoch_begin(self, epoch, logs=None):
-        self._checks_in_epoch = 0
+    def on_train_batch_begin(self, batch, logs=None):
+        self._every_nth.begin_call(batch)
 
     def on_train_batch_end(self, batch, logs=None):
-        self._batches += 1
-        self._is_checked = False
-        if self.every != "epoch" and (batch + 1) // self.every != self._checks_in_epoch:
-            self._checks_in_epoch = (batch + 1) // self.every
+        ran, self._is_checked = self._every_nth.end_call(self.model)
+        self._batches += ran
+        if self._is_checked:
             self._check()
-            self._is_checked = True
 
     def on_epoch_end(self, epoch, logs=None):
         if not self._is_checked:

@@ -46,7 +46,8 @@ class Resume(keras.callbacks.Callback):
 
     Raises:
         ValueError: If `save_freq` is something else; in `fit`, before anything is trained: if the save is of another model,
-            optimizer, data or version, if the data is shuffled without a seed, or together with `BackupAndRestore`.
+            optimizer, data or version, if the data is shuffled without a seed, or together with `BackupAndRestore`; in a
+            loop by hand, if an epoch after the first trains on another data object.
         OSError: If there are saves and all are damaged.
 
     Example:
@@ -72,13 +73,14 @@ class Resume(keras.callbacks.Callback):
         self._saves = None  # of this worker, once it is known
         self._saved = None  # the state that this run goes on from
         self._positions = []
+        self._epochs_begun = 0
 
     # --- beginning --------------------------------------------------------------------------
 
     def on_train_begin(self, logs=None):
         engine = engine_of(self.model)
         self._check_company(engine)
-        self._engine, self._positions, self._within = engine, [], None
+        self._engine, self._positions, self._within, self._epochs_begun = engine, [], None, 0
         self._counters = Counters(self.others)
         several = engine.strategy.workers > 1
         self._saves = saves.Saves(self.directory / f"worker-{engine.strategy.worker}" if several else self.directory)
@@ -178,6 +180,12 @@ class Resume(keras.callbacks.Callback):
 
     def _follow(self, iterator):
         """Follows the training data from here, or from where the saved run was in it."""
+        if self._epochs_begun > 1:
+            raise ValueError(
+                f"Resume: epoch {self._epoch + 1} trains on data that is another object than in the epochs before, so a resumed "
+                "run could not tell how far it was; make the data once, before `for epoch in loop.epochs(n)`, and give "
+                "loop.batches the same dataset (or the same arrays) in every epoch."
+            )
         position = Position(iterator, self.model.distribute_strategy)
         index = len(self._positions)
         self._positions.append(position)
@@ -220,6 +228,7 @@ class Resume(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         internals.set_restored_epoch(self.model, None)  # `fit` has asked by now, and the next one shall not find it
         self._epoch = epoch
+        self._epochs_begun += 1
         self._saved_at = 0
         if self._within == epoch:
             self._go_on_within()

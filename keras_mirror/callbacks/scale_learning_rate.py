@@ -21,10 +21,10 @@ def scale_learning_rate(from_batch, to_batch, rule="linear", warmup_steps=0):
 
     When training begins, `model.optimizer` gets the new rate; a learning rate schedule is multiplied.
     Warm-up is a function of `optimizer.iterations`, evaluated in the graph, so it costs nothing and goes on
-    rightly after `Resume`. An optimizer is scaled once, however often `fit` is called, and keeps its rate
-    afterwards. With warm-up the rate is a schedule, so callbacks that assign rates (`ReduceLROnPlateau`,
-    `LearningRateScheduler`) cannot be used with it. A model whose own schedule was scaled is saved with a
-    class of this package; load it elsewhere with `compile=False`.
+    rightly after `Resume` or `BackupAndRestore`, which give back the scaled rate. An optimizer is scaled once,
+    however often `fit` is called, and keeps its rate afterwards. With warm-up the rate is a schedule, so
+    callbacks that assign rates (`ReduceLROnPlateau`, `LearningRateScheduler`) cannot be used with it. A model
+    whose own schedule was scaled is saved with a class of this package; load it elsewhere with `compile=False`.
 
     Args:
         from_batch: int, rows of the global batch for which the learning rate was chosen.
@@ -37,7 +37,8 @@ def scale_learning_rate(from_batch, to_batch, rule="linear", warmup_steps=0):
 
     Raises:
         ValueError: If a batch size is not positive, the rule or the number of steps is something else; in `fit`, if the
-            optimizer was scaled by other arguments before, or with one of the callbacks above.
+            optimizer was scaled by other arguments before, with one of the callbacks above, or behind a
+            `BackupAndRestore` that restored a backup (models of `mirrored_model` put it in front by themselves).
 
     Example:
 
@@ -63,6 +64,7 @@ class ScaledLearningRate(keras.callbacks.Callback):
 
     async_safe = True
     every_batch = False
+    comes_first = True  # a backup that is restored afterwards holds the scaled rate
 
     def __init__(self, from_batch, to_batch, rule, warmup_steps):
         super().__init__()
@@ -77,6 +79,10 @@ class ScaledLearningRate(keras.callbacks.Callback):
         self.others = []  # the other callbacks, told by `fit`
         self._arguments = (from_batch, to_batch, rule, warmup_steps)
 
+    def set_model(self, model):
+        super().set_model(model)
+        self._epoch_before = internals.restored_epoch(model)
+
     def on_train_begin(self, logs=None):
         if self.model.optimizer is None:
             raise ValueError("scale_learning_rate: the model has no optimizer; compile it with one.")
@@ -88,6 +94,11 @@ class ScaledLearningRate(keras.callbacks.Callback):
                 f"{self._arguments}; compile the model again first."
             )
         if not hasattr(optimizer, _SCALED):
+            if internals.restored_epoch(self.model) != self._epoch_before:
+                raise ValueError(
+                    "scale_learning_rate: a backup was restored before it, with a learning rate that was scaled already, so it "
+                    "would be scaled twice; put scale_learning_rate before BackupAndRestore in callbacks=[...]."
+                )
             self._scale(optimizer)
             internals.set_attribute(optimizer, _SCALED, self._arguments)
 

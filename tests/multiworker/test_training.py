@@ -93,6 +93,8 @@ def test_the_chief_leaves_one_complete_file_of_each_kind(results):
         ("seed", ["WorkersDifferError: fit: ", "keras.utils.set_random_seed", "on worker:0 and", "on worker:1"]),
         ("weights", ["WorkersDifferError: fit: ", "checksum of weight sequential", "/kernel is", "on worker:0 and", "on worker:1"]),
         ("model", ["WorkersDifferError: building the model: ", "the number of weights is 4 on worker:0 and 8 on worker:1"]),
+        ("check", ["ValueError: check: the model was made for several workers", "in one process", "build_fn, devices=4), batch)."]),
+        ("audit_data", ["ValueError: audit_data: this process holds 2 of 4 replicas", "as in audit_data(data, 4)."]),
         ("goes on", ["nothing was raised"]),
     ],
 )

@@ -375,6 +375,8 @@ def refused():
     note("weights", lambda: model.fit(X, Y, batch_size=8, verbose=0))
     model.set_weights(before)
     note("model", lambda: build(norm=me == 1))
+    note("check", lambda: km.check(model, (X, Y)))
+    note("audit_data", lambda: km.audit_data((X, Y), model))
     note("goes on", lambda: model.fit(X, Y, batch_size=8, verbose=0))
     return sentences
 
