@@ -213,6 +213,10 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
             self._readings.a_step_runs()
         return super().run(fn, args, kwargs, options)
 
+    def reading_together(self, variables):
+        """While entered in a graph, variables of metrics are read in one message."""
+        return self._readings.together(variables)
+
     def _reduce_leaf(self, reduce_op, leaf, axis):
         if internals.is_read_together(leaf) and axis is None:
             return self._readings.read(leaf, reduce_op)

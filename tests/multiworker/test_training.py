@@ -25,7 +25,7 @@ def results(tmp_path_factory):
         (place / name).mkdir()
     commands = [([place / "one.json", place / "alone", 1, *EQUAL], environment())]
     for index in range(2):
-        cases = (*EQUAL, "refused")
+        cases = (*EQUAL, "refused", "read_together")
         commands.append(([place / f"worker{index}.json", place / "shared", 2, *cases], environment(workers, index)))
     ended = run("train.py", commands, timeout=560)
     for status, output in ended:
@@ -67,6 +67,14 @@ def test_every_replica_of_every_worker_has_its_rows_in_the_logs(results):
     # 8, 8, 8 and 5 rows on 4 replicas: 2, 2, 2 and then 2, 1, 1, 1.
     for worker in results["workers"]:
         assert [worker["weighted"][f"replica_{i}/examples"] for i in range(4)] == [[8.0] * 2, [7.0] * 2, [7.0] * 2, [7.0] * 2]
+
+
+def test_all_metrics_are_read_in_one_message(results):
+    for worker in results["workers"]:
+        read = worker["read_together"]
+        assert len(read["collectives"]) == 2, read["collectives"]  # one message: an operation for each of the worker's replicas
+        assert set(read["results"]) == {"loss", "mae", "mse"}
+        assert read["results"] == pytest.approx(read["logs"], rel=1e-6)
 
 
 def test_says_which_strategy_and_which_rows(results):
