@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_mirror as km
 
-PARTS = ("fit", "loops", "growth", "consistency", "throughput", "origins")
+PARTS = ("fit", "loops", "growth", "consistency", "throughput", "origins", "links")
 
 
 def machine():

@@ -26,7 +26,7 @@ class ClusterEngine(Engine):
     all with one sentence, what differs. The chief alone writes files.
     """
 
-    SHADOWS = (*Engine.SHADOWS, "make_predict_function")
+    SHADOWS = (*Engine.SHADOWS, "make_predict_function", "get_metrics_result")
     CHIEF_ONLY = ("save", "save_weights", "export")
 
     def __init__(self, *args):
@@ -108,6 +108,12 @@ class ClusterEngine(Engine):
         facts["weight"] = _shapes(self.weights())
         self.strategy.check(method, facts)
         self.strategy.check(method, {"checksum of weight": [[v.path, _checksum(v)] for v in self.weights()]})
+
+    @tf.autograph.experimental.do_not_convert
+    def get_metrics_result(self):
+        """`keras.Model.get_metrics_result`, with one message for all metrics."""
+        with self.strategy.reading_together([v.value for metric in self.model.metrics for v in metric.variables]):
+            return type(self.model).get_metrics_result(self.model)
 
     # --- predicting ---------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import platform
 import sys
-import threading
 
 import keras
 import numpy as np
@@ -12,13 +11,14 @@ import tensorflow as tf
 
 from keras_mirror import agreement, internals
 from keras_mirror.batches import split_bounds
-from keras_mirror.cluster import answers, cluster_of, from_environment, meet
+from keras_mirror.cluster import cluster_of, from_environment, meet
 from keras_mirror.distribution import ReplicaDataset, per_replica_spec, regroup, split, split_dataset
 from keras_mirror.global_batches import GlobalBatchStrategy
 from keras_mirror.messages import Messages
 from keras_mirror.own_rows import READ_BY, OwnRows, policy_of
 from keras_mirror.readings import Readings
 from keras_mirror.rows import rows_of, rows_per_replica
+from keras_mirror.watchdog import watched
 
 TIMEOUT_SECONDS = 300
 _ROWS = "_keras_mirror_rows"
@@ -89,7 +89,7 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
         resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         options = _with_timeout(communication_options, timeout_seconds)
         self.timeout_seconds = options.timeout_seconds
-        with self._watched(timeout_seconds):
+        with watched(self.cluster, timeout_seconds):
             tf.distribute.Strategy.__init__(self, internals.collective_extended(self, resolver, options, cpus))
         local = self.extended.worker_devices
         first = self.cluster.me * len(local)
@@ -112,28 +112,6 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
             "keras_mirror": sys.modules["keras_mirror"].__version__,
             "Python": platform.python_version(),
         }
-
-    @contextlib.contextmanager
-    def _watched(self, timeout):
-        """TensorFlow's constructor waits for ever for a worker that leaves in this moment, and heeds no signal."""
-
-        def give_up():
-            silent = [str(worker) for worker in self.cluster.workers if not answers(worker)]
-            print(
-                f"{self.cluster.this.name}: TensorFlow did not connect the workers within {timeout:g} seconds; "
-                + (f"{', '.join(silent)} does not answer." if silent else "all addresses answer, so one of them is stuck."),
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(70)
-
-        timer = threading.Timer(timeout, give_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _share_seed(self):
         drawn = int.from_bytes(os.urandom(3), "little")
@@ -296,6 +274,10 @@ class MultiWorkerMirroredStrategy(Messages, GlobalBatchStrategy, tf.distribute.M
         if not internals.is_tf_function(fn):
             self._readings.a_step_runs()
         return super().run(fn, args, kwargs, options)
+
+    def reading_together(self, variables):
+        """While entered in a graph, variables of metrics are read in one message."""
+        return self._readings.together(variables)
 
     def _reduce_leaf(self, reduce_op, leaf, axis):
         if internals.is_read_together(leaf) and axis is None:

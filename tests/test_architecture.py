@@ -13,6 +13,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "errors",
     "agreement",
     "cluster",
+    "watchdog",
     "report",
     "timing",
     "throughput_report",

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_mirror as km
+from keras_mirror import cluster, internals
 
 
 class Fails(keras.callbacks.Callback):
@@ -32,9 +34,28 @@ def build_fn():
     return model
 
 
+def leave(*args):
+    """In place of TensorFlow's constructor, after the greeting."""
+    os._exit(0)
+
+
+def only_listen(*args):
+    """The same, as long as the other one is there; accepts connections, as TensorFlow would, and never answers."""
+    workers = cluster.from_environment()
+    with socket.create_server(("127.0.0.1", int(workers.this.address.rpartition(":")[2]))):
+        for there in (True, False):
+            while cluster.answers(workers.workers[1 - workers.me]) != there:
+                time.sleep(0.2)
+    os._exit(0)
+
+
+AFTER_THE_GREETING = {("left", 1): leave, ("silent", 0): only_listen}
+
+
 def main(what):
     """Prints the error and how long it took."""
     start = time.monotonic()
+    internals.collective_extended = AFTER_THE_GREETING.get((what, cluster.from_environment().me), internals.collective_extended)
     try:
         options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=5) if what == "stuck" else None
         model = km.mirrored_model(build_fn, strategy=km.MultiWorkerMirroredStrategy(communication_options=options))

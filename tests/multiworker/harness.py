@@ -49,12 +49,17 @@ def environment(workers=None, index=None, **variables):
 
 
 def run(script, commands, timeout):
-    """Runs one process for each (arguments, environment) at once, in one network, and waits for all.
+    """Runs a script of this folder once for each (arguments, environment), all at once; see `run_commands`."""
+    return run_commands([([sys.executable, HERE / script, *args], env) for args, env in commands], timeout)
+
+
+def run_commands(commands, timeout):
+    """Runs one process for each (command, environment) at once, in one network, and waits for all.
 
     Returns:
         A list of (exit status, output); the status is None for a process that had to be ended.
     """
-    job = json.dumps([[[sys.executable, str(HERE / script), *map(str, args)], env] for args, env in commands])
+    job = json.dumps([[[str(word) for word in command], env] for command, env in commands])
     group = subprocess.Popen(
         [*_wall(), sys.executable, __file__, str(timeout)],
         stdin=subprocess.PIPE,

@@ -1,6 +1,7 @@
 """A worker that dies, is stuck or never comes gives the others an error within the stated time."""
 
 import json
+import signal
 
 import pytest
 import tensorflow as tf
@@ -13,13 +14,14 @@ pytestmark = pytest.mark.xdist_group("workers")  # one cluster at a time, starte
 
 @pytest.fixture(scope="module")
 def ended():
-    """Three small clusters at once: one worker is killed, one is stuck, one never comes."""
+    """Small clusters, all at once: a worker is killed, is stuck, never comes, or goes no further than the greeting."""
     commands, places = [], {}
-    for what, timeout, started in (("killed", 60, 2), ("stuck", 60, 2), ("missing", 2, 1)):
+    for what, timeout, started in (("killed", 60, 2), ("stuck", 60, 2), ("missing", 2, 1), ("left", 20, 2), ("silent", 20, 2)):
         workers = addresses(2)
         for index in range(started):
             places[what, index] = len(commands), workers
-            commands.append(([what], environment(workers, index, KERAS_MIRROR_TIMEOUT_SECONDS=str(timeout))))
+            longer = 60 if (what, index) == ("silent", 0) else 0
+            commands.append(([what], environment(workers, index, KERAS_MIRROR_TIMEOUT_SECONDS=str(timeout + longer))))
     results = run("fail.py", commands, timeout=150)
     return {key: (*results[place], workers) for key, (place, workers) in places.items()}
 
@@ -44,6 +46,22 @@ def test_a_missing_worker_is_named_before_anything_starts(ended):
     assert status == 3, output
     assert "WorkersMissingError after" in output
     assert f"worker:0: worker:1 ({workers[1]}) did not arrive within 2 seconds (1 of 2 workers are here)" in output
+
+
+def test_a_worker_that_leaves_after_the_greeting_is_named_and_the_process_ends(ended):
+    assert ended["left", 1][0] == 0
+    status, output, workers = ended["left", 0]
+    assert status == -signal.SIGKILL, output
+    sentence = "worker:0: TensorFlow did not connect the workers within 20 seconds; worker:1 ({}) does not answer."
+    assert sentence.format(workers[1]) in output, output
+
+
+def test_a_chief_that_only_listens_after_the_greeting_does_not_hold_the_others(ended):
+    assert ended["silent", 0][0] == 0  # once worker 1 was gone
+    status, output, _ = ended["silent", 1]
+    assert status == -signal.SIGKILL, output
+    sentence = "worker:1: TensorFlow did not connect the workers within 20 seconds; all addresses answer, so one of them is stuck."
+    assert sentence in output, output
 
 
 @pytest.fixture

@@ -8,15 +8,42 @@ import stat
 import subprocess
 import sys
 
+import keras
+import numpy as np
 import pytest
+
+from tests.multiworker.harness import environment, free_ports, run_commands
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "multiworker.md").read_text()
 
 
-def recipe(title):
-    """The first block of Python below a heading."""
-    return re.search(rf"## {title}\n.*?```python\n(.*?)```", PAGE, re.S)[1]
+def recipe(title, language="python"):
+    """The first block of a language below a heading."""
+    return re.search(rf"## {title}\n.*?```{language}\n(.*?)```", PAGE, re.S)[1]
+
+
+@pytest.mark.xdist_group("workers")
+def test_by_hand(tmp_path):
+    """Both blocks in one folder, but for the ports; and the same script in a shell without TF_CONFIG, on one device."""
+    lines = recipe("Start by hand", "sh")
+    for port, free in zip(("29500", "29501"), free_ports(2)):
+        assert port in lines
+        lines = lines.replace(port, str(free))
+    commands = []
+    for name, script in (("one", "python train.py"), ("two", f"{lines}foreground=$?; wait $! && exit $foreground")):
+        place = tmp_path / name
+        place.mkdir()
+        (place / "train.py").write_text(recipe("Start by hand"))
+        env = environment(PATH=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
+        commands.append((["sh", "-c", f"cd '{place}'\n{script}"], env))
+    for status, output in run_commands(commands, timeout=200):
+        assert status == 0, output[-4000:]
+    one, two = (keras.saving.load_model(tmp_path / name / "best.keras").get_weights() for name in ("one", "two"))
+    assert len(one) == 4
+    for a, b in zip(two, one):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+    assert "(2 replicas on 2 workers)" in output
 
 
 def test_slurm(tmp_path):

@@ -26,7 +26,7 @@ def results(tmp_path_factory):
         (place / name).mkdir()
     commands = [([place / "one.json", place / "alone", 1, *EQUAL], environment())]
     for index in range(2):
-        cases = (*EQUAL, "refused")
+        cases = (*EQUAL, "refused", "read_together")
         commands.append(([place / f"worker{index}.json", place / "shared", 2, *cases], environment(workers, index)))
     ended = run("train.py", commands, timeout=560)
     for status, output in ended:
@@ -36,21 +36,46 @@ def results(tmp_path_factory):
     return {"place": place, "output": [output for _, output in ended], "one": read[0], "workers": read[1:]}
 
 
+def assert_equal(worker, one, case):
+    """Weights and logs, but for those of single replicas."""
+    one, worker = ({name: value for name, value in each[case].items() if not name.startswith("replica_")} for each in (one, worker))
+    assert one["weights"]
+    assert set(worker) == set(one)
+    for name in one:
+        for a, b in zip(worker[name], one[name]) if isinstance(one[name], list) else [(worker[name], one[name])]:
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5, err_msg=f"{case} {name}")
+
+
 @pytest.mark.parametrize("case", EQUAL)
 def test_every_worker_equals_one_device(results, case):
-    one = {name: value for name, value in results["one"][case].items() if not name.startswith("replica_")}
-    assert one["weights"]
     for worker in results["workers"]:
-        assert {name for name in worker[case] if not name.startswith("replica_")} == set(one)
-        for name in one:
-            for a, b in zip(worker[case][name], one[name]) if isinstance(one[name], list) else [(worker[case][name], one[name])]:
-                np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5, err_msg=f"{case} {name}")
+        assert_equal(worker, results["one"], case)
+
+
+def test_three_workers_equal_one_device(results, tmp_path):
+    """One replica each: tails of 5 rows (2, 2, 1) and of a single one, which leaves two workers without rows."""
+    workers, cases = addresses(3), ("arrays", "unknown_size")
+    commands = [([tmp_path / f"{index}.json", tmp_path, 1, *cases], environment(workers, index)) for index in range(3)]
+    for index, (status, output) in enumerate(run("train.py", commands, timeout=300)):
+        assert status == 0, output[-5000:]
+        assert f"trains on the rows of replica {index} (3 replicas on 3 workers)" in output
+        worker = json.loads((tmp_path / f"{index}.json").read_text())
+        for case in cases:
+            assert_equal(worker, results["one"], case)
 
 
 def test_every_replica_of_every_worker_has_its_rows_in_the_logs(results):
     # 8, 8, 8 and 5 rows on 4 replicas: 2, 2, 2 and then 2, 1, 1, 1.
     for worker in results["workers"]:
         assert [worker["weighted"][f"replica_{i}/examples"] for i in range(4)] == [[8.0] * 2, [7.0] * 2, [7.0] * 2, [7.0] * 2]
+
+
+def test_all_metrics_are_read_in_one_message(results):
+    for worker in results["workers"]:
+        read = worker["read_together"]
+        assert len(read["collectives"]) == 2, read["collectives"]  # one message: an operation for each of the worker's replicas
+        assert set(read["results"]) == {"loss", "mae", "mse"}
+        assert read["results"] == pytest.approx(read["logs"], rel=1e-6)
 
 
 def test_says_which_strategy_and_which_rows(results):

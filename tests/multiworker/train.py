@@ -381,6 +381,17 @@ def refused():
     return sentences
 
 
+def read_together():
+    """Collectives of a graph that reads all metrics, and what it reads."""
+    model = build()
+    history = model.fit(X, Y, batch_size=8, verbose=0)
+    read = tf.function(model.get_metrics_result)
+    operations = read.get_concrete_function().graph.get_operations()
+    collectives = [operation.type for operation in operations if operation.type.startswith("CollectiveReduce")]
+    results = {name: float(value) for name, value in read().items()}
+    return {"collectives": collectives, "results": results, "logs": {name: value[-1] for name, value in history.history.items()}}
+
+
 def main(file, shared, cpus, *cases):
     """Runs the cases, one after the other."""
     global SHARED
