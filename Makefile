@@ -36,7 +36,7 @@ export KERAS_BACKEND := tensorflow
 unexport TF_USE_LEGACY_KERAS
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: help setup demo test test-oldest lint format table bench notebooks clean
+.PHONY: help setup setup-oldest demo test test-oldest lint format table bench notebooks clean
 
 help:
 	@echo 'make demo         set everything up and run the demonstration'
@@ -50,6 +50,8 @@ help:
 	@echo 'make clean        remove what the others made'
 
 setup: $(NEWEST_STAMP)
+
+setup-oldest: $(OLDEST_STAMP)
 
 demo: $(NEWEST_STAMP)
 	.venv/bin/python -m keras_mirror.demo $(ARGS)

@@ -120,6 +120,7 @@ def split_dataset(dataset, replicas, ids=None, may_be_empty=False):
     check_batched(dataset.element_spec)
     splitting = _split if may_be_empty else _checked_split
     split = functools.partial(*([splitting] if ids is None else [_split_and_rows, splitting]), replicas, ids)
+    split = tf.autograph.experimental.do_not_convert(split)
     return dataset.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
 
@@ -129,7 +130,7 @@ def one_after_another(parts):
     def chain(*parts):
         return functools.reduce(lambda a, b: a.concatenate(b), [tf.data.Dataset.from_tensors(p) for p in parts])
 
-    return parts.flat_map(chain)
+    return parts.flat_map(tf.autograph.experimental.do_not_convert(chain))
 
 
 def regroup(strategy, parts):

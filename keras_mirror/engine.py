@@ -162,7 +162,9 @@ class Engine:
         steps.weigh_by_global_rows(internals.loss_tracker(model))
         for metric in internals.single_metrics(model):
             steps.weigh_scalars_by_rows(metric)
-            if type(metric) is keras.metrics.Mean and not internals.is_keras_tracker(model, metric):
+            if internals.is_keras_tracker(model, metric):
+                steps.weigh_outputs_by_global_rows(metric)
+            elif type(metric) is keras.metrics.Mean:
                 track_shares_as_losses(metric)
 
     # --- building ---------------------------------------------------------------------------

@@ -71,6 +71,24 @@ def weigh_by_global_rows(tracker):
     internals.set_attribute(tracker, "update_state", update_state)
 
 
+def weigh_outputs_by_global_rows(tracker):
+    """Makes Keras' tracker of one of several losses weigh each batch by its global rows, where Keras weighs it at all.
+
+    Keras does so in eager steps and for batches of one size, where it knows the number of rows; on a replica it would
+    take the local one.
+    """
+    if "update_state" in vars(tracker):
+        return
+
+    def update_state(values, sample_weight=None):
+        part = current_part()
+        if part is not None and sample_weight is not None:
+            sample_weight = tf.cast(part.global_rows, "float32") / part.strategy.num_replicas_in_sync
+        return type(tracker).update_state(tracker, values, sample_weight=sample_weight)
+
+    internals.set_attribute(tracker, "update_state", update_state)
+
+
 def update_metrics(model, x, y, y_pred, sample_weight):
     """Updates the compiled metrics, or calls the model's own `compute_metrics`."""
     if type(model).compute_metrics is not keras.Model.compute_metrics:

@@ -1,5 +1,6 @@
 """Four logical CPUs for every test, and the same random numbers."""
 
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -15,6 +16,10 @@ from keras_mirror import errors
 
 km.virtual_cpus(4)
 assert len(tf.config.list_logical_devices("CPU")) == 4, "the tests need four logical CPU devices"
+
+# TensorFlow's own objects never die; without them a collection, of which each test makes some, takes 0.3 s less.
+gc.collect()
+gc.freeze()
 
 
 @pytest.fixture(autouse=True)

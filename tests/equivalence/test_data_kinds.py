@@ -62,7 +62,7 @@ def test_nested_outputs():
         model.compile("sgd", {"a": "mse", "b": [classes, "mae"]})
         return model
 
-    assert_equal(build, fit(X, {"a": Y, "b": [LABELS, Y]}), 3)
+    assert_equal(build, fit(X, {"a": Y, "b": [LABELS, Y]}), 3, traced=True)
 
 
 def batches(size=7, rows=29, **kwargs):

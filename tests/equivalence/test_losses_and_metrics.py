@@ -56,32 +56,50 @@ def test_rows_that_are_all_masked():
 CLASSES = np.eye(3, dtype="float32")[LABELS]
 LOSSES = {
     "sparse": (lambda: L.SparseCategoricalCrossentropy(from_logits=True), 3, LABELS),
-    "sparse, ignored class": (lambda: L.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1), 3, LABELS),
+    "ignored_class": (lambda: L.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1), 3, LABELS),
     "categorical": (lambda: L.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1), 3, CLASSES),
     "focal": (lambda: L.CategoricalFocalCrossentropy(from_logits=True), 3, CLASSES),
     "binary": (lambda: L.BinaryCrossentropy(from_logits=True), 1, (LABELS > 1)[:, None].astype("float32")),
     "hinge": (lambda: L.Hinge(), 1, np.sign(Y)),
     "huber": (lambda: L.Huber(), 1, Y),
-    "log cosh": (lambda: L.LogCosh(), 1, Y),
+    "log_cosh": (lambda: L.LogCosh(), 1, Y),
     "cosine": (lambda: L.CosineSimilarity(), 3, CLASSES),
     "kl": (lambda: L.KLDivergence(), 3, CLASSES),
     "poisson": (lambda: L.Poisson(), 1, np.abs(Y)),
     "name": (lambda: "mean_absolute_error", 1, Y),
-    "function of keras": (lambda: keras.losses.mean_squared_error, 1, Y),
+    "function": (lambda: keras.losses.mean_squared_error, 1, Y),
 }
 
 
-@pytest.mark.parametrize("kind", LOSSES)
-def test_built_in_losses(kind):
-    loss, outputs, y = LOSSES[kind]
-    activation = "softmax" if kind == "kl" else "softplus" if kind == "poisson" else None
-    assert_equal(mlp(loss=loss, outputs=outputs, activation=activation), fit(X, y), 3)
+def heads(kinds):
+    """A model with an output of its own for each loss, so that each has its log and weights that no other moves."""
+
+    def build():
+        inputs = keras.Input((6,))
+        hidden = {kind: layers.Dense(4, activation="tanh", name=f"before_{kind}")(inputs) for kind in kinds}
+        activations = {"kl": "softmax", "poisson": "softplus"}
+        outputs = {kind: layers.Dense(LOSSES[kind][1], activations.get(kind), name=kind)(hidden[kind]) for kind in kinds}
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.05), {kind: LOSSES[kind][0]() for kind in kinds})
+        return model
+
+    return build
 
 
-@pytest.mark.parametrize("kind", ["sparse", "binary", "huber"])
-def test_built_in_losses_with_weights(kind):
+@pytest.mark.parametrize("first", [0, 1])
+def test_built_in_losses(first):
+    kinds = list(LOSSES)[first::2]
+    assert_equal(heads(kinds), fit(X, {kind: LOSSES[kind][2] for kind in kinds}), 3, traced=True)
+
+
+@pytest.mark.parametrize(
+    "kind, weights",
+    [("ignored_class", None), ("name", None), ("function", None), ("sparse", WEIGHTS), ("binary", WEIGHTS)],
+    ids=["ignored class", "name", "function", "sparse, weighted", "binary, weighted"],
+)
+def test_a_built_in_loss_alone(kind, weights):
     loss, outputs, y = LOSSES[kind]
-    assert_equal(mlp(loss=loss, outputs=outputs), fit(X, y, sample_weight=WEIGHTS), 2)
+    assert_equal(mlp(loss=loss, outputs=outputs), fit(X, y, sample_weight=weights), 3)
 
 
 def test_ctc():
@@ -144,8 +162,7 @@ def test_function_losses_of_sequences(loss):
     assert_equal(build, fit(SERIES, SERIES[..., :2]), 3)
 
 
-@pytest.mark.parametrize("weights", [None, {"a": WEIGHTS, "b": WEIGHTS[::-1].copy()}], ids=["", "weighted"])
-def test_many_outputs(weights):
+def many_outputs(**compile):
     def build():
         inputs = keras.Input((6,))
         hidden = layers.Dense(5, activation="tanh")(inputs)
@@ -156,10 +173,25 @@ def test_many_outputs(weights):
             loss_weights={"a": 0.5, "b": 2.0},
             metrics={"a": ["mae", keras.metrics.RootMeanSquaredError()], "b": "accuracy"},
             weighted_metrics={"b": ["accuracy"]},
+            **compile,
         )
         return model
 
-    assert_equal(build, fit(X, {"a": Y, "b": LABELS}, sample_weight=weights), 3)
+    return build
+
+
+@pytest.mark.parametrize("weights", [None, {"a": WEIGHTS, "b": WEIGHTS[::-1].copy()}], ids=["", "weighted"])
+def test_many_outputs(weights):
+    assert_equal(many_outputs(), fit(X, {"a": Y, "b": LABELS}, sample_weight=weights), 3, traced=True)
+
+
+def test_many_outputs_in_eager_steps():
+    assert_equal(many_outputs(run_eagerly=True), fit(X, {"a": Y, "b": LABELS}), 3)
+
+
+def test_many_outputs_of_batches_of_one_size():
+    data = tf.data.Dataset.from_tensor_slices((X, {"a": Y, "b": LABELS})).batch(7, drop_remainder=True)
+    assert_equal(many_outputs(), lambda model: trained(model, data), 3, traced=True)
 
 
 def test_loss_for_one_of_two_outputs():
@@ -169,7 +201,7 @@ def test_loss_for_one_of_two_outputs():
         model.compile("sgd", ["mse", None])
         return model
 
-    assert_equal(build, fit(X, [Y, Y]), 2)
+    assert_equal(build, fit(X, [Y, Y]), 2, traced=True)
 
 
 class AddsLoss(layers.Layer):
@@ -224,41 +256,35 @@ class Span(keras.metrics.Metric):
 
 
 M = keras.metrics
-METRICS = {
-    "mae": (lambda: "mae", 1, None, Y),
-    "rmse": (lambda: M.RootMeanSquaredError(), 1, None, Y),
-    "r2": (lambda: M.R2Score(), 1, None, Y),
-    "own": (lambda: Span(), 1, None, Y),
-    "function": (lambda: row_loss, 1, None, Y),
-    "scalar function": (lambda: scalar_loss, 1, None, Y),
-    "accuracy": (lambda: "accuracy", 3, "softmax", LABELS),
-    "top 2": (lambda: M.SparseTopKCategoricalAccuracy(2), 3, "softmax", LABELS),
-    "iou": (lambda: M.OneHotMeanIoU(3), 3, "softmax", CLASSES),
-    "mean iou": (lambda: M.MeanIoU(3, sparse_y_pred=False), 3, "softmax", LABELS),
-    "f1": (lambda: M.F1Score(average="macro"), 3, "softmax", CLASSES),
-    "auc": (lambda: M.AUC(num_thresholds=20), 1, "sigmoid", (Y > 0).astype("float32")),
-    "precision": (lambda: M.Precision(), 1, "sigmoid", (Y > 0).astype("float32")),
-    "recall at precision": (lambda: M.RecallAtPrecision(0.4, num_thresholds=20), 1, "sigmoid", (Y > 0).astype("float32")),
-    "confusion": (lambda: M.FalseNegatives(), 1, "sigmoid", (Y > 0).astype("float32")),
-    "correlation": (lambda: M.PearsonCorrelation(), 3, "softmax", CLASSES) if hasattr(M, "PearsonCorrelation") else None,
-}
+POSITIVE = (Y > 0).astype("float32")
+CORRELATION = (lambda: [M.PearsonCorrelation()]) if hasattr(M, "PearsonCorrelation") else list
+METRICS = {  # outputs, activation, labels, and metrics, of which each has its own log
+    "numbers": (1, None, Y, lambda: ["mae", M.RootMeanSquaredError(), M.R2Score(), Span(), row_loss, scalar_loss]),
+    "classes": (
+        3, "softmax", LABELS,
+        lambda: ["accuracy", M.SparseTopKCategoricalAccuracy(2), M.MeanIoU(3, sparse_y_pred=False)],
+    ),
+    "one hot": (
+        3, "softmax", CLASSES,
+        lambda: [M.OneHotMeanIoU(3), M.F1Score(average="macro"), *CORRELATION()],
+    ),
+    "yes or no": (
+        1, "sigmoid", POSITIVE,
+        lambda: [M.AUC(num_thresholds=20), M.Precision(), M.RecallAtPrecision(0.4, num_thresholds=20), M.FalseNegatives()],
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [kind for kind in METRICS if METRICS[kind]])
+@pytest.mark.parametrize("kind", METRICS)
 def test_metrics(kind):
-    metric, outputs, activation, y = METRICS[kind]
+    outputs, activation, y, metrics = METRICS[kind]
     loss = "sparse_categorical_crossentropy" if y is LABELS else "mse"
-
-    def build():
-        model = mlp(loss=loss, outputs=outputs, activation=activation)()
-        model.compile("sgd", loss, metrics=[metric()])
-        return model
+    build = mlp(lambda: "sgd", loss, outputs, activation, metrics=metrics)
 
     def use(model):
-        return [
-            trained(model, X, y, validation_data=(X[:11], y[:11])),
-            model.evaluate(X, y, batch_size=5, verbose=0, return_dict=True),
-        ]
+        logs = trained(model, X, y, validation_data=(X[:11], y[:11]))
+        assert len(logs["history"]) >= 2 * (1 + len(metrics()))
+        return [logs, model.evaluate(X, y, batch_size=5, verbose=0, return_dict=True)]
 
     assert_equal(build, use, 3, tol=1e-4)
 
