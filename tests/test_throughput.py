@@ -141,7 +141,7 @@ def test_in_fit_beside_a_batch_logger(data, build_fn, first):
         shuffle=False,
         validation_data=(x[:7], y[:7]),
         validation_batch_size=2,
-        callbacks=[throughput, rows] if first == "throughput" else [rows, throughput],
+        callbacks=[Looks(), throughput, rows] if first == "throughput" else [Looks(), rows, throughput],
     ).history
     # 29 rows in batches of 5 on 2 replicas: [3, 2] five times, then [2, 2].
     _, first, validation, second = throughput.spans
