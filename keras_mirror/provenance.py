@@ -59,10 +59,10 @@ def origin(variable):
 
     Every variable created after `import keras_mirror` is remembered with its line, in every thread
     and after `keras.backend.clear_session` too. That costs about one percent of the time in which
-    a layer makes its variables, and about six of that of a bare `tf.Variable(0.0)`; more than a third of
-    that is TensorFlow's for calling any creator at all (`docs/speed.md`). Only names and numbers
-    are kept, on the variable itself, so nothing is kept alive. A variable from before the import is looked up by name, which finds
-    those assigned to a plain name.
+    a layer makes its variables, and about five of that of a bare `tf.Variable(0.0)`, more than half
+    of which is TensorFlow's for calling any creator at all (`docs/speed.md`). Only names and numbers
+    are kept, on the variable itself, so nothing is kept alive. A variable from before the import is
+    looked up by name, which finds those assigned to a plain name.
 
     Args:
         variable: A `keras.Variable` or `tf.Variable`: plain, distributed, or one replica's copy.
