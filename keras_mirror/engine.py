@@ -11,7 +11,7 @@ from keras_mirror import internals, steps
 from keras_mirror.distribution import NO_ROWS, ReplicaDataset
 from keras_mirror.empty_parts import run_on_a_row
 from keras_mirror.errors import warn_once
-from keras_mirror.executor import Executor
+from keras_mirror.executor import Executor, values_of
 from keras_mirror.losses import GlobalLoss, adds_up_over_rows, as_share, is_share, mark_as_share
 from keras_mirror.normalization import normalize_globally
 from keras_mirror.optimizers import half_variables, share_updates
@@ -115,7 +115,7 @@ class Engine:
         arguments, made_again = rebuild_in_scope(arguments, self.strategy)
         for each in made_again:
             self.rebuilt.append(each)
-            warn_once(("rebuilt", id(self), each), f"mirrored_model: {each}", stacklevel=5, code="KM108")
+            warn_once(("rebuilt", id(self), each), f"mirrored_model: {each}", code="KM108")
         return arguments
 
     def _after_compile(self):
@@ -300,7 +300,7 @@ class Engine:
         logs = logs or self.resumed_logs
         if self.step is not None and isinstance(logs, dict) and "loss" in logs:
             return logs
-        return type(self.model)._get_metrics_result_or_logs(self.model, logs)
+        return values_of(type(self.model)._get_metrics_result_or_logs(self.model, logs))
 
     def make_test_function(self, force=False):
         """What `evaluate` calls for every batch."""
@@ -311,7 +311,14 @@ class Engine:
 
     def _executor(self, step, kind, default):
         only_metrics = default and self._has_default("compute_metrics")
-        return Executor(self.model, self.strategy, step, self.counters[kind], only_metrics, self.timers[kind], self._traced)
+        name, counter, timers = self.name_of_step(f"{kind}_step"), self.counters[kind], self.timers[kind]
+        return Executor(self.model, self.strategy, step, name, counter, only_metrics, timers, self._traced)
+
+    def name_of_step(self, method):
+        """What a person calls the step that a method runs on the replicas."""
+        if method == "train_step" and self.step is not None:
+            return getattr(self.step, "__name__", repr(self.step))
+        return f"{type(self.model).__name__}.{method}"
 
     def _traced(self, variables):
         known = {id(v) for v in self.captured}

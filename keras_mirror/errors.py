@@ -5,6 +5,7 @@ import contextlib
 import warnings
 
 from keras_mirror.codes import CODES
+from keras_mirror.places import users_frame
 
 KERAS_RANGE = "3.10"
 TENSORFLOW_RANGE = "2.18"
@@ -33,19 +34,24 @@ _said = set()
 _silenced = collections.Counter()
 
 
-def warn_once(key, message, stacklevel=3, code=None):
-    """Warns with `message` unless `key` was warned about before in this process.
+def warn_once(key, message, code=None, also=None):
+    """Warns with `message`, at the user's line that runs, unless `key` was warned about before in this process.
 
     Args:
         key: Hashable that names the cause; one cause is said once.
         message: What, where, and what to write instead, in one or two sentences.
-        stacklevel: As in `warnings.warn`, counted from the caller.
         code: Stable short code of the kind of fault, e.g. `"KM201"`, put before the message; its page is
             `docs/codes/KM201.md`.
+        also: The key under which the same cause would be warned about elsewhere; it counts as said, too.
     """
     if key not in _said and not _silenced[code]:
-        _said.add(key)
-        warnings.warn(message if code is None else f"{code} {message}", MirrorWarning, stacklevel=stacklevel)
+        _said.update([key, also])
+        text, frame = message if code is None else f"{code} {message}", users_frame()
+        if frame is None:
+            warnings.warn(text, MirrorWarning, stacklevel=2)
+        else:
+            module = frame.f_globals.get("__name__")
+            warnings.warn_explicit(text, MirrorWarning, frame.f_code.co_filename, frame.f_lineno, module)
 
 
 def check_codes(caller, codes, family=""):

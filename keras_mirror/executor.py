@@ -2,6 +2,7 @@
 
 import time
 
+import keras
 import tensorflow as tf
 
 from keras_mirror import internals
@@ -22,6 +23,7 @@ class Executor:
         model: A model of `mirrored_model`.
         strategy: Its strategy.
         step: `step(data) -> logs`, what one replica does with its part.
+        name: What a person calls that step.
         counter: The `RowCounter` of this kind of step.
         reports_only_metrics: Whether `step` returns no logs of its own, so that all logs are
             results of the model's metrics.
@@ -36,10 +38,11 @@ class Executor:
         steps_of_last_call: How many steps the last call ran.
     """
 
-    def __init__(self, model, strategy, step, counter, reports_only_metrics, timers, on_trace):
+    def __init__(self, model, strategy, step, name, counter, reports_only_metrics, timers, on_trace):
         self._model = model
         self._strategy = strategy
         self._step = step
+        self._name = name
         self._counter = counter
         self._reports_only_metrics = reports_only_metrics
         self._timers = timers
@@ -179,6 +182,10 @@ class Executor:
             shares = self._strategy.run(self._on_replica, args=(batch,))
         return self._strategy.reduce("SUM", shares, axis=None)
 
+    def name_of_step(self, method):
+        """What a person calls the step that a method runs on the replicas."""
+        return self._name
+
     def _on_replica(self, data):
         logs = self._step(data) or {}
         part = current_part()
@@ -198,6 +205,11 @@ def own_metric_names(model):
     """Names of the metrics that the model holds besides Keras' own tracker of the loss."""
     tracker = internals.loss_tracker(model)
     return {metric.name for metric in model.metrics if metric is not tracker}
+
+
+def values_of(logs):
+    """The logs as they are now: a metric may return one of its variables as its result, which the next epoch changes."""
+    return tf.nest.map_structure(lambda log: tf.convert_to_tensor(log) if isinstance(log, keras.Variable) else log, logs)
 
 
 def _share(part, value):

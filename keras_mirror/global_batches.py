@@ -193,14 +193,14 @@ class GlobalBatchStrategy:
             counter = self.row_counters.get(_KINDS.get(getattr(fn, "__name__", None), "train"))
         if counter is not None:
             counter.add(rows)
-        result = super().run(self._on_part(internals.autograph(fn), rows, global_rows), args, kwargs, options)
+        result = super().run(self._on_part(fn, rows, global_rows), args, kwargs, options)
         if counter is self.row_counters.get("train"):
             self._watch(fn, args, kwargs, rows, global_rows)
         return result
 
     def _watch(self, fn, args, kwargs, rows, global_rows):
         """Tells listeners of a loop of the user's what it uses, and the user if it is traced again and again."""
-        name = getattr(fn, "__qualname__", repr(fn))
+        name = name_of(fn)
         self.runs += 1
         if internals.inside_tf_function():
             self._traces[name] += 1
@@ -210,13 +210,12 @@ class GlobalBatchStrategy:
                     f"strategy.run({name}) was traced {self._traces[name]} times, which costs more than the steps; a Python number "
                     "among the arguments of the tf.function around it is traced for every value: pass tf.constant(value), or "
                     "keep it in a variable.",
-                    stacklevel=4,
                     code="KM205",
                 )
             captured = internals.captured_variables(internals.current_graph())
         elif self.listeners and not self._traces[name]:
             self._traces[name] += 1  # eager: one trace, never run, tells which variables the step uses
-            on_part = self._on_part(internals.autograph(fn), rows, global_rows)
+            on_part = self._on_part(fn, rows, global_rows)
             trace = tf.function(lambda: tf.distribute.Strategy.run(self, on_part, args, kwargs))
             captured = internals.captured_variables(trace.get_concrete_function().graph)
         else:
@@ -242,12 +241,13 @@ class GlobalBatchStrategy:
 
     def _on_part(self, fn, rows, global_rows):
         even = all(isinstance(r, int) for r in rows) and len(set(rows)) == 1
+        converted, name = internals.autograph(fn), name_of(fn)
 
         def on_replica(*args, **kwargs):
             replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
             with working_on(Part(self, replica, rows[replica], global_rows, even)) as part:
-                result = fn(*args, **kwargs)
-            _warn_of_wrong_factors(fn, part)
+                result = converted(*args, **kwargs)
+            _warn_of_wrong_factors(name, part)
             return result
 
         return tf.autograph.experimental.do_not_convert(on_replica)
@@ -255,13 +255,12 @@ class GlobalBatchStrategy:
     def _warn_if_not_distributed(self, fn, given):
         batches = [leaf for leaf in tf.nest.flatten(given) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
         if batches and self.num_replicas_in_sync > 1:
-            name = getattr(fn, "__qualname__", repr(fn))
+            name = name_of(fn)
             warn_once(
                 ("not distributed", name),
                 f"strategy.run({name}) was given a tensor of shape {batches[0].shape} that is not distributed, so each of the "
                 f"{self.num_replicas_in_sync} replicas works on all of it; iterate over "
                 "strategy.experimental_distribute_dataset(dataset) instead.",
-                stacklevel=4,
                 code="KM206",
             )
 
@@ -309,18 +308,16 @@ class GlobalBatchStrategy:
         return super().reduce(reduce_op, leaf, axis)
 
 
-def _warn_of_wrong_factors(fn, part):
+def _warn_of_wrong_factors(name, part):
     replicas = part.strategy.num_replicas_in_sync
     if replicas == 1 or part.replica or "update" not in part.marks:
         return
-    name = getattr(fn, "__qualname__", repr(fn))
     if "global loss" not in part.marks:
         warn_once(
-            ("local loss", name),
+            local_loss(name),
             f"{name} makes its own loss, and the gradients of the {replicas} replicas are added up: a mean over its rows makes "
             f"the update {replicas}.00 times too large, and a mean divided by the number of replicas is off for uneven batches. "
             "Use loss = keras_mirror.global_mean(loss_per_row), or model.compute_loss(...).",
-            stacklevel=6,
             code="KM201",
         )
     elif "asked for replicas" in part.marks:
@@ -328,9 +325,19 @@ def _warn_of_wrong_factors(fn, part):
             ("divided twice", name),
             f"{name} reads strategy.num_replicas_in_sync and its loss is a share of the global loss already; dividing it by the "
             f"number of replicas again makes the update {replicas}.00 times too small. Drop the division.",
-            stacklevel=6,
             code="KM202",
         )
+
+
+def name_of(fn):
+    """What a person calls a function that runs on the replicas; methods of this package say whose step they run."""
+    named = getattr(getattr(fn, "__self__", None), "name_of_step", None)
+    return getattr(fn, "__qualname__", repr(fn)) if named is None else named(fn.__name__)
+
+
+def local_loss(name):
+    """The key of the warning that the step of this name makes a loss of its own rows alone."""
+    return "local loss", name
 
 
 def total_of(rows):

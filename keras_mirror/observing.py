@@ -52,7 +52,6 @@ def observe(model_or_strategy, callbacks=()):
                 ("nothing moved", id(model)),
                 "observe: the steps never moved model.optimizer.iterations, so the model's optimizer was not applied; end the step "
                 "with model.optimizer.apply(gradients, model.trainable_variables).",
-                stacklevel=4,
                 code="KM208",
             )
     except Exception:

@@ -4,6 +4,8 @@ import linecache
 import os
 import re
 import sys
+import sysconfig
+import threading
 
 USER, LIBRARY, MAKER, NAMED_MAKER = range(4)
 
@@ -14,6 +16,8 @@ def _folder(name):
 
 _KERAS = os.path.join(_folder("keras"), "src")
 _LIBRARIES = (_folder("keras"), _folder("tensorflow"), os.path.dirname(os.path.abspath(__file__)) + os.sep)
+_PYTHON = sysconfig.get_paths()
+_INSTALLED = tuple(_PYTHON[part] + os.sep for part in ("purelib", "platlib"))  # may be inside the standard library's folder
 _NAMED_MAKERS = tuple(os.path.join(_KERAS, part) + os.sep for part in ("layers", "optimizers", "metrics"))
 _MAKERS = tuple(os.path.join(_KERAS, part) + os.sep for part in ("random", "trainers"))
 
@@ -23,6 +27,7 @@ class _Kinds(dict):
 
     def __missing__(self, file):
         kinds = ((NAMED_MAKER, _NAMED_MAKERS), (MAKER, _MAKERS), (LIBRARY, _LIBRARIES))
+        kinds += ((USER, _INSTALLED), (LIBRARY, _PYTHON["stdlib"] + os.sep))
         self[file] = next((kind for kind, folders in kinds if file.startswith(folders)), USER)
         return self[file]
 
@@ -33,8 +38,18 @@ KIND_OF = _Kinds()
 
 
 def is_library(file):
-    """Whether a file belongs to Keras, TensorFlow or this package."""
+    """Whether a file belongs to Keras, TensorFlow, this package or Python itself."""
     return KIND_OF[file] != USER
+
+
+def users_frame():
+    """The frame of the user's line that runs, that of the main thread where this thread runs none of the user's; or None."""
+    for frame in (sys._getframe(1), sys._current_frames().get(threading.main_thread().ident)):
+        while frame is not None and (is_library(frame.f_code.co_filename) or "__autograph_generated" in frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            return frame
+    return None
 
 
 def place(file, line):

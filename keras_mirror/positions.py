@@ -80,7 +80,6 @@ class Position:
                 ("resume data", id(self._source())),
                 f"Resume: the training dataset {cause}, so two runs differ and so does a resumed one; each row is still seen once. "
                 "Use keras.utils.set_random_seed(...), and map(...) without num_parallel_calls around random operations.",
-                stacklevel=5,
                 code="KM602",
             )
 

@@ -10,6 +10,7 @@ from keras_mirror.codes import CODES
 ROOT = pathlib.Path(keras_mirror.__file__).parent
 ORDER = [  # lowest first: a file may import those above it in this list only
     "codes",
+    "places",
     "errors",
     "agreement",
     "cluster",
@@ -27,7 +28,6 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "internals.of_workers",
     "internals",
     "hardware",
-    "places",
     "searching",
     "provenance",
     "rows",

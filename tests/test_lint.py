@@ -1,5 +1,6 @@
 """What the lint finds before training: a small wrong input for each code, and a right one that stays silent."""
 
+import linecache
 import threading
 import warnings
 
@@ -395,6 +396,35 @@ def test_only_errors_raise_and_notes_say_nothing(data):
     assert len([text for text in texts if text.startswith("KM201 ScopeAuditor: LocalMean.train_step")]) == 1
     assert not any("KM113" in text or "KM110" in text for text in texts)
     assert codes(auditor.report()) == [("KM201", "warning"), ("KM113", "note")]
+
+
+@pytest.mark.parametrize("audited", [True, False])
+def test_a_local_mean_is_said_once_by_the_name_of_the_step_at_the_line_that_trains(data, audited):
+    model = model_with(cls=LocalMean)
+    with pytest.warns(MirrorWarning) as seen:
+        model.fit(*data, verbose=0, callbacks=[km.ScopeAuditor()] if audited else [])
+        train(model, *data)
+    (warning,) = [each for each in seen if each.category is MirrorWarning]
+    text = "ScopeAuditor: LocalMean.train_step of model" if audited else "LocalMean.train_step makes its own loss"
+    assert str(warning.message).startswith(f"KM201 {text}")
+    assert linecache.getline(warning.filename, warning.lineno).strip().startswith("model.fit(*data, verbose=0, callbacks=")
+
+
+@pytest.mark.parametrize("way", ["step", "model.train_step"])
+def test_a_local_mean_of_a_loop_is_said_by_the_name_of_the_step(data, way):
+    def local_mean():
+        model = LocalMean([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("sgd")
+        return model
+
+    def my_step(model, batch):
+        return LocalMean.train_step(model, batch)
+
+    model = km.mirrored_model(local_mean, devices=2, step=my_step if way == "step" else None)
+    name = "my_step" if way == "step" else "LocalMean.train_step"
+    with pytest.warns(MirrorWarning, match=f"^KM201 {name} makes its own loss"):
+        for batch in model.distribute_strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(data).batch(8)):
+            model.distribute_strategy.run(model.train_step, args=(batch,))
 
 
 def warned(code):

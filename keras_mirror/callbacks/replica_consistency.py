@@ -111,7 +111,7 @@ class ReplicaConsistency(keras.callbacks.Callback):
             first_seen = [each for each in found.differences if each.code == code and each.copies.path in new]
             if first_seen:
                 key = (id(self.model), code, *(each.copies.path for each in first_seen))
-                warn_once(key, f"ReplicaConsistency: {self._text(first_seen)}", stacklevel=4, code=code)
+                warn_once(key, f"ReplicaConsistency: {self._text(first_seen)}", code=code)
 
     def _text(self, differences):
         """The differences and, once, each remedy."""

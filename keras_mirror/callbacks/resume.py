@@ -138,7 +138,6 @@ class Resume(keras.callbacks.Callback):
                 warn_once(
                     ("damaged", str(path), *damage),
                     f"Resume: {'; '.join(damage)}, so training goes on from the save before, {path}.",
-                    stacklevel=4,
                     code="KM601",
                 )
             found = True
@@ -219,7 +218,6 @@ class Resume(keras.callbacks.Callback):
                     ("unsaved", id(holder)),
                     f"Resume: the step uses the variable {holder.name}, which belongs to no layer, metric or optimizer of the "
                     "model, so it is not saved, and begins anew in a resumed run; make it with add_weight in a layer.",
-                    stacklevel=4,
                     code="KM603",
                 )
 

@@ -5,6 +5,7 @@ import keras
 from keras_mirror.auditing import audit
 from keras_mirror.engine import engine_of
 from keras_mirror.errors import OutOfScopeError, check_codes, warn_once
+from keras_mirror.global_batches import local_loss
 
 
 class ScopeAuditor(keras.callbacks.Callback):
@@ -85,4 +86,5 @@ class ScopeAuditor(keras.callbacks.Callback):
             raise self.violation
         for finding in found:
             key = (id(self.model), finding.code, finding.path, finding.owner, finding.origin)
-            warn_once(key, f"ScopeAuditor: {finding.sentence}", stacklevel=4, code=finding.code)
+            also = local_loss(finding.path) if finding.code == "KM201" else None
+            warn_once(key, f"ScopeAuditor: {finding.sentence}", code=finding.code, also=also)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+import keras_mirror as km
 from tests.equivalence.harness import LABELS, SERIES, TOKENS, WEIGHTS, X, Y, assert_equal, fit, mlp, trained
 
 L = keras.losses
@@ -252,7 +253,7 @@ class Span(keras.metrics.Metric):
         self.rows.assign_add(ops.shape(y_true)[0])
 
     def result(self):
-        return {"span": self.total / ops.cast(self.rows, "float32"), "rows": self.rows}
+        return {"span": self.total / ops.cast(self.rows, "float32"), "rows": self.rows + 0}
 
 
 M = keras.metrics
@@ -287,6 +288,16 @@ def test_metrics(kind):
         return [logs, model.evaluate(X, y, batch_size=5, verbose=0, return_dict=True)]
 
     assert_equal(build, use, 3, tol=1e-4)
+
+
+def test_a_result_that_is_a_variable_stays_that_of_its_epoch():
+    class Rows(Span):
+        def result(self):
+            return {"rows": self.rows}  # Keras' own history holds the variable, which shows its last count everywhere
+
+    model = km.mirrored_model(mlp(metrics=lambda: [Rows()]), devices=3)
+    logs = trained(model, X, Y, validation_data=(X[:11], Y[:11]))["history"]
+    assert logs["rows"] == [29, 29] and logs["val_rows"] == [11, 11]
 
 
 @pytest.mark.parametrize("metric", ["mae", "accuracy", M.MeanSquaredError])
