@@ -142,9 +142,8 @@ def _who_is_missing(cluster, met, timeout):
     missing = [worker for place, worker in enumerate(cluster.workers) if place not in met]
     return (
         f"{cluster.this.name}: {', '.join(str(worker) for worker in missing)} did not arrive within {timeout:g} seconds "
-        f"({len(met)} of {len(cluster.workers)} workers are here). Is each of them running with the same addresses in "
-        "TF_CONFIG, and are these "
-        "reachable from here? timeout_seconds= of MultiWorkerMirroredStrategy sets how long to wait."
+        f"({len(met)} of {len(cluster.workers)} workers are here). Is each of them running with the same addresses in TF_CONFIG, "
+        "and are these reachable from here? timeout_seconds= of MultiWorkerMirroredStrategy sets how long to wait."
     )
 
 
@@ -227,7 +226,6 @@ def _listen(worker):
             return socket.create_server(("", port), backlog=128)  # a name of this machine that only others can resolve
     except OSError as error:
         raise OSError(
-            f"{worker.name} cannot listen on port {port}, which TF_CONFIG gives it ({error.strerror}); another process, "
-            "perhaps of an "
-            "earlier run, holds it."
+            f"{worker.name} cannot listen on port {port}, which TF_CONFIG gives it ({error.strerror}); another process, perhaps "
+            "of an earlier run, holds it."
         ) from None

@@ -71,9 +71,8 @@ class Messages:
             who = f"{', '.join(map(str, silent))} does not answer any more: that process has ended"
         else:
             who = (
-                f"a worker did not take part within {self.timeout_seconds:g} seconds, though every address still answers: "
-                "one is stuck, "
-                "or runs another line than the others (what involves all workers has to be called on all)"
+                f"a worker did not take part within {self.timeout_seconds:g} seconds, though every address still answers: one is "
+                "stuck, or runs another line than the others (what involves all workers has to be called on all)"
             )
         reason = str(error).strip().splitlines()
         return WorkerLostError(

@@ -144,19 +144,16 @@ def _strategy(devices, strategy):
 def _of_several_workers(cluster, devices):
     if devices is not None:
         raise ValueError(
-            f"mirrored_model: TF_CONFIG names {len(cluster.workers)} workers, and each trains on all devices that it "
-            "sees, so devices="
-            f"{devices!r} has no place; hide GPUs with CUDA_VISIBLE_DEVICES, or call keras_mirror.virtual_cpus(n) first "
-            "for several "
-            "CPU replicas. To train on this machine alone, unset TF_CONFIG."
+            f"mirrored_model: TF_CONFIG names {len(cluster.workers)} workers, and each trains on all devices that it sees, "
+            f"so devices={devices!r} has no place; hide GPUs with CUDA_VISIBLE_DEVICES, or call keras_mirror.virtual_cpus(n) "
+            "first for several CPU replicas. To train on this machine alone, unset TF_CONFIG."
         )
     strategy = current_strategy()
     if strategy is None:
         strategy = MultiWorkerMirroredStrategy()
         print(
-            f"keras_mirror: training with MultiWorkerMirroredStrategy, because TF_CONFIG names {len(cluster.workers)} "
-            "workers; this is "
-            f"{cluster.this}{', the chief' if strategy.is_chief else ''}.",
+            f"keras_mirror: training with MultiWorkerMirroredStrategy, because TF_CONFIG names {len(cluster.workers)} workers; "
+            f"this is {cluster.this}{', the chief' if strategy.is_chief else ''}.",
             flush=True,
         )
     return strategy

@@ -316,15 +316,13 @@ def _size(bounds):
 def _check_first():
     if _made:
         raise RuntimeError(
-            "MultiWorkerMirroredStrategy: this process has made one already, and TensorFlow connects the workers only "
-            "once; share it: "
-            "mirrored_model(build_fn, strategy=strategy)."
+            "MultiWorkerMirroredStrategy: this process has made one already, and TensorFlow connects the workers only once; "
+            "share it: mirrored_model(build_fn, strategy=strategy)."
         )
     if internals.tensorflow_started():
         raise RuntimeError(
-            "MultiWorkerMirroredStrategy: TensorFlow has run something already, and the workers can only be connected "
-            "before; make the "
-            "strategy (or call mirrored_model) at the top of the script, before any tensor, variable, layer or list of "
+            "MultiWorkerMirroredStrategy: TensorFlow has run something already, and the workers can only be connected before; "
+            "make the strategy (or call mirrored_model) at the top of the script, before any tensor, variable, layer or list of "
             "logical devices."
         )
 
