@@ -13,6 +13,7 @@ from keras_mirror.comparing import all_equal, compare, factor_between, total
 from keras_mirror.gradients import COPIES, ONE_DEVICE, PARTS
 from keras_mirror.normalization import normalize_globally
 from keras_mirror.row_mixing import layers_that_mix_rows
+from keras_mirror.shadowing import shadowed
 from keras_mirror.snapshot import copies_of
 
 
@@ -291,30 +292,17 @@ def _shrinks(result):
     )
 
 
-@contextlib.contextmanager
-def _shadowed(layer, **attributes):
-    """Gives a layer other attributes for a while."""
-    before = {name: vars(layer)[name] for name in attributes if name in vars(layer)}
-    for name, value in attributes.items():
-        internals.set_attribute(layer, name, value)
-    try:
-        yield
-    finally:
-        for name in attributes:
-            internals.set_attribute(layer, name, before[name]) if name in before else internals.unset_attribute(layer, name)
-
-
 def _without_randomness(layer):
     """A context in which a layer that takes `training` is called with `training=False`."""
     own = layer.call
     if "training" not in inspect.signature(own).parameters:
         return contextlib.nullcontext()
-    return _shadowed(layer, call=lambda *args, **kwargs: own(*args, **{**kwargs, "training": False}))
+    return shadowed(layer, call=lambda *args, **kwargs: own(*args, **{**kwargs, "training": False}))
 
 
 @contextlib.contextmanager
 def _synchronised(layer):
     """A context in which a batch normalisation uses the statistics of the global batch."""
-    with _shadowed(layer, _moments=None, call=type(layer).call.__get__(layer)):
+    with shadowed(layer, _moments=None, call=type(layer).call.__get__(layer)):
         normalize_globally(layer, "sync")
         yield

@@ -12,7 +12,8 @@ import tensorflow as tf
 from keras_mirror import internals
 from keras_mirror.distribution import regroup, split
 from keras_mirror.engine import optimizers_of
-from keras_mirror.rows import Part, rows_of, working_on
+from keras_mirror.one_device import as_one_device
+from keras_mirror.shadowing import shadowed
 from keras_mirror.snapshot import Snapshot, copies_of
 
 ONE_DEVICE, PARTS, COPIES = "one device", "parts", "copies"
@@ -49,6 +50,7 @@ class StepProbe:
         self.model = model
         self.strategy = strategy
         step = step.python_function if internals.is_tf_function(step) else step
+        step = None if step is None else internals.autograph(step, by_default=True)  # as the `tf.function` around a loop would
         self._step = (lambda data: step(model, data)) if step is not None else model.train_step
         self._snapshot = Snapshot(variables)
         self._functions = {}
@@ -66,7 +68,7 @@ class StepProbe:
         """
         replicas = self.strategy.num_replicas_in_sync
         parts = split(batch, replicas) if how == PARTS else (batch,) * replicas
-        arguments = regroup(self.strategy, parts)
+        arguments = batch if how == ONE_DEVICE else regroup(self.strategy, parts)
         function = self._function(how)
         with self.restored():
             concrete = function.get_concrete_function(arguments)
@@ -76,7 +78,7 @@ class StepProbe:
             handed, raw = ({name: [_numpy(g) for g in local(value)] for name, value in each.items()} for each in recorded)
             state = {name: [copy.numpy() for copy in copies_of(v)] for name, v in own_state(self.model).items()}
         if how == ONE_DEVICE:
-            handed, raw, state = ({name: each[:1] for name, each in values.items()} for values in (handed, raw, state))
+            state = {name: copies[:1] for name, copies in state.items()}
         return StepResult(handed, raw, state)
 
     @contextlib.contextmanager
@@ -94,20 +96,18 @@ class StepProbe:
     def _function(self, how):
         if how not in self._functions:
 
+            @tf.autograph.experimental.do_not_convert
             def on_replica(data):
                 with recording() as tape:
-                    if how == ONE_DEVICE:
-                        rows = next(rows_of(leaf) for leaf in tf.nest.flatten(data) if leaf is not None)
-                        with working_on(Part(self.strategy, 0, rows, rows, True, alone=True)):
-                            self._step(data)
-                    else:
-                        self._step(data)
+                    self._step(data)
                 return tape.handed or tape.raw, tape.raw
 
             def run(arguments):
                 with self._taps(), self.strategy.counting(None):
-                    run = tf.distribute.Strategy.run if how == ONE_DEVICE else type(self.strategy).run
-                    return run(self.strategy, tf.autograph.experimental.do_not_convert(on_replica), (arguments,))
+                    if how != ONE_DEVICE:
+                        return self.strategy.run(on_replica, (arguments,))
+                    with as_one_device(self.strategy, arguments):
+                        return on_replica(arguments)
 
             self._functions[how] = tf.function(run, autograph=False)
         return self._functions[how]
@@ -115,10 +115,6 @@ class StepProbe:
     @contextlib.contextmanager
     def _taps(self):
         """While entered, `optimizer.apply` and `tf.GradientTape.gradient` record on a replica's tape."""
-        shadows = []
-        for optimizer in optimizers_of(self.model).values():
-            shadows.append((optimizer, vars(optimizer).get("apply")))
-            internals.set_attribute(optimizer, "apply", functools.partial(_record_handed, optimizer))
         own_gradient = tf.GradientTape.gradient
 
         def gradient(tape, target, sources, *args, **kwargs):
@@ -126,13 +122,12 @@ class StepProbe:
             _record_raw(sources, gradients)
             return gradients
 
-        tf.GradientTape.gradient = gradient
-        try:
+        with contextlib.ExitStack() as undo:
+            for optimizer in optimizers_of(self.model).values():
+                undo.enter_context(shadowed(optimizer, apply=functools.partial(_record_handed, optimizer)))
+            undo.callback(setattr, tf.GradientTape, "gradient", own_gradient)
+            tf.GradientTape.gradient = gradient
             yield
-        finally:
-            tf.GradientTape.gradient = own_gradient
-            for optimizer, apply in shadows:
-                internals.set_attribute(optimizer, "apply", apply) if apply else internals.unset_attribute(optimizer, "apply")
 
 
 @dataclasses.dataclass

@@ -31,6 +31,8 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "searching",
     "provenance",
     "rows",
+    "shadowing",
+    "one_device",
     "pipelines",
     "distribution",
     "own_rows",

@@ -72,10 +72,10 @@ def clone_tf_function(function, python_function):
     return function._clone(python_function=python_function)
 
 
-def autograph(fn):
-    """`fn` converted by AutoGraph if the code that asks for it is, else `fn` as it is."""
+def autograph(fn, by_default=False):
+    """`fn` converted by AutoGraph if the code that asks for it is (`by_default`: if it is not told otherwise), else as it is."""
     status = tf.__internal__.autograph.control_status_ctx()
-    return tf.__internal__.autograph.tf_convert(fn, status, convert_by_default=False)
+    return tf.__internal__.autograph.tf_convert(fn, status, convert_by_default=by_default)
 
 
 def before_autograph(frame):
