@@ -2,16 +2,20 @@
 
 import contextlib
 import dataclasses
-import inspect
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.batches import split_sizes
 from keras_mirror.comparing import all_equal, compare, factor_between, total
-from keras_mirror.gradients import COPIES, ONE_DEVICE, PARTS
+from keras_mirror.distribution import rows_of_batch
+from keras_mirror.even_randomness import same_for_every_row
+from keras_mirror.gradients import COPIES, ONE_DEVICE, PARTS, regularizer_gradients
+from keras_mirror.mixtures import added, minus, mixture
 from keras_mirror.normalization import normalize_globally
+from keras_mirror.random_states import draw_others_from_host
 from keras_mirror.row_mixing import layers_that_mix_rows
 from keras_mirror.shadowing import shadowed
 from keras_mirror.snapshot import copies_of
@@ -23,8 +27,9 @@ class Cause:
 
     Attributes:
         kind: `"non-determinism"`, `"random layers"`, `"local mean"`, `"divided twice"`, `"scale"`,
-            `"unequal parts"`, `"local batch statistics"`, `"rows are mixed"`,
-            `"clipping before the reduction"`, `"unsynchronised state"`, `"rows"` or `"unknown"`.
+            `"unequal parts"`, `"local denominator"`, `"regularizers counted again"`, `"sum beside a mean"`,
+            `"local batch statistics"`, `"rows are mixed"`, `"clipping before the reduction"`,
+            `"unsynchronised state"`, `"rows"` or `"unknown"`.
         evidence: What was measured.
         remedy: What to write instead.
         by_design: Whether replicas are meant to differ here, as random layers do.
@@ -65,31 +70,38 @@ class Experiments:
         yield from noise
         if noise:
             return
-        with contextlib.ExitStack() as undo:
-            random_layers = self._random_layers()
-            for layer in random_layers:
-                undo.enter_context(_without_randomness(layer))
-            if random_layers:
-                undo.callback(self._probe.changed)
-                self._probe.changed()
+        random_layers = self._random_layers()
+        with same_for_every_row():
+            self._probe.changed()
             others = list(self._deterministic_causes())
-            if random_layers:
-                yield self._random(random_layers, others)
-            yield from others
+            by_numbers = not others and all(
+                self._equal(self._run(batch, ONE_DEVICE), self._run(batch, PARTS), part="handed")
+                for batch in self._batches.values()
+            )
+        self._probe.changed()
+        if random_layers or by_numbers:
+            yield self._random(random_layers, others)
+        yield from others
 
     # --- one thing at a time ------------------------------------------------------------------
 
     def _noise(self):
         for how, side in ((ONE_DEVICE, "one device"), (PARTS, "the replicas")):
-            differences = self._differences(*(self._probe.run(self._some, how) for _ in range(2)), part="handed")
-            if not all_equal(differences):
-                worst = max(differences, key=lambda name: _order(differences[name].off))
-                yield Cause(
-                    "non-determinism",
-                    f"the same step run twice on {side} differs from itself by {differences[worst].off:.2g} ({worst})",
-                    "Draw random numbers from a keras.random.SeedGenerator and leave out state that Python keeps between steps",
-                )
-                return
+            once = self._probe.run(self._some, how)
+            for traced_again in (False, True):
+                if traced_again:  # numbers that Python made are in the graph
+                    self._probe.changed()
+                    draw_others_from_host()
+                differences = self._differences(once, self._probe.run(self._some, how), part="handed")
+                if not all_equal(differences):
+                    worst = max(differences, key=lambda name: _order(differences[name].off))
+                    yield Cause(
+                        "non-determinism",
+                        f"the same step {'traced' if traced_again else 'run'} twice on {side} differs from itself by "
+                        f"{differences[worst].off:.2g} ({worst})",
+                        "Draw random numbers from a keras.random.SeedGenerator and leave out state that Python keeps between steps",
+                    )
+                    return
 
     def _random_layers(self):
         """Layers whose random numbers change the gradients of one device."""
@@ -108,12 +120,13 @@ class Experiments:
         return not self._equal(before, after, part="handed")
 
     def _random(self, layers, others):
-        names = ", ".join(layer.name for layer in layers)
+        names = ", ".join(layer.path or layer.name for layer in layers)
+        drawn = f"other random numbers in {names} change the gradients of one device" if layers else "the step draws random numbers"
+        equal = "a difference stays, which has another cause" if others else "replicas equal one device"
         return Cause(
             "random layers",
-            f"other random numbers in {names} alone change the gradients of one device, and each replica draws its own; without "
-            f"them {'a difference stays' if others else 'replicas equal one device'}",
-            "Nothing to change: the numbers differ from replica to replica, reproducibly from one seed",
+            f"{drawn}, and each replica draws its own; with the same numbers for every row {equal}",
+            "There is nothing to change about the random numbers: they are reproducible from one seed",
             by_design=True,
         )
 
@@ -121,14 +134,65 @@ class Experiments:
         runs = {kind: (self._run(batch, ONE_DEVICE), self._run(batch, PARTS)) for kind, batch in self._batches.items()}
         factor = self._factor(runs)
         raw_equal = {kind: self._equal(one, many, factor) for kind, (one, many) in runs.items()}
-        yield from self._scale(factor)
-        if not raw_equal.get("even", True):
+        differing = [kind for kind, equal in raw_equal.items() if not equal]
+        sums = list(self._sums(self._batches[differing[0]], *runs[differing[0]])) if differing else []
+        yield from sums or self._scale(factor)
+        if not sums and not raw_equal.get("even", True):
             yield from self._mixed_rows(factor)
-        elif not raw_equal.get("uneven", True):
-            yield self._unequal_parts(runs["uneven"], factor)
+        elif not sums and not raw_equal.get("uneven", True):
+            yield from self._unequal_parts(runs["uneven"], factor)
         if all(raw_equal.values()):
             yield from self._clipping(runs, factor)
         yield from self._state(runs, all(raw_equal.values()))
+
+    def _sums(self, batch, on_one, on_many):
+        """A cause that shows in the gradients themselves, as sums of others."""
+        one, many, replicas = total(on_one.raw), total(on_many.raw), self._probe.strategy.num_replicas_in_sync
+        regularizers = regularizer_gradients(self._probe.model)
+        if regularizers and self._alike(minus(many, one), [regularizers], [replicas - 1]):
+            yield Cause(
+                "regularizers counted again",
+                f"the gradients are off by {replicas - 1} times those of the model's regularizers, which each of the {replicas} "
+                "replicas adds whole",
+                "Write sum(model.losses) / strategy.num_replicas_in_sync, or use model.compute_loss(...)",
+            )
+            return
+        growing = minus(total(self._run(_twice(batch), ONE_DEVICE).raw), one)  # a sum over rows grows with rows that come again
+        if not self._alike(growing, [growing], [0.0]) and (yield from self._sum_over_rows(one, many, growing)):
+            return
+        parts = _of_each_replica(on_many)
+        numbers = mixture(one, parts, self._tolerance, self._rounding.raw)
+        if numbers is None or not _are_weights(numbers, batch):
+            return
+        yield Cause(
+            "local denominator",
+            "each replica's gradients are right but for a number of its own: times "
+            f"{', '.join(f'{number:.3g}' for number in numbers)} they add up to those of one device. The loss is divided by what "
+            "the replica's own rows add up to, as a sum of weights or a number of valid tokens",
+            "Divide by that of all replicas: loss = keras_mirror.global_mean(weight * loss_per_row) / "
+            "tf.distribute.get_replica_context().all_reduce('SUM', keras_mirror.global_mean(weight))",
+        )
+
+    def _sum_over_rows(self, one, many, growing):
+        """A cause where a part of the loss is a sum, and whether there is one."""
+        mean, replicas = minus(one, growing), self._probe.strategy.num_replicas_in_sync
+        terms = [growing] if self._alike(mean, [mean], [0.0]) else [growing, mean]
+        numbers = mixture(many, terms, self._tolerance, self._rounding.raw)
+        if numbers is None or (len(terms) > 1 and abs(numbers[0] - numbers[1]) < 1e-2):
+            return False
+        whole, rest = "the loss is a sum over rows", f"; on {replicas} replicas it comes to {_times(numbers[0])}"
+        if len(terms) > 1:
+            whole, rest = "a part of the loss is a sum over rows", f"{rest}, and the rest, a mean, to {_times(numbers[1])}"
+        yield Cause(
+            "sum over rows",
+            f"with every row given twice the gradients of one device grow, so {whole}{rest}",
+            "Make it a mean over the global batch, as keras_mirror.global_mean(loss_per_row)",
+        )
+        return True
+
+    def _alike(self, target, terms, numbers):
+        shapes = {name: np.shape(each[name]) for each in (target, *terms) for name in each}
+        return all_equal(compare(target, added(terms, numbers, shapes), self._tolerance, rounding=self._rounding.raw))
 
     def _run(self, batch, how):
         return self._probe.run(batch, how)
@@ -181,8 +245,11 @@ class Experiments:
 
     def _unequal_parts(self, runs, factor):
         one, many = runs
+        numbers = mixture(total(one.raw), _of_each_replica(many), self._tolerance, self._rounding.raw)
+        if factor != 1 and numbers is not None and _as_rows(numbers, self._batches["uneven"]):
+            return  # local means, which is said already
         worst = _worst(self._differences(one, many, factor))
-        return Cause(
+        yield Cause(
             "unequal parts",
             f"with parts of equal size the gradients are those of one device, with parts of unequal size they are off by {worst}: "
             "each replica's mean counts the same however many rows it has",
@@ -209,7 +276,7 @@ class Experiments:
                 return
         known = () if self._local_batch_norm else normalizations
         with self._probe.restored():
-            mixing = layers_that_mix_rows(self._probe.model, batch, [id(layer) for layer in known], self._tolerance)
+            mixing = layers_that_mix_rows(self._probe, batch, [id(layer) for layer in known], self._tolerance)
         if mixing:
             names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in mixing)
             yield Cause(
@@ -218,15 +285,21 @@ class Experiments:
                 "Compute such statistics over all replicas, for a mean by "
                 "tf.distribute.get_replica_context().all_reduce('SUM', keras_mirror.global_mean(rows))",
             )
-        else:
+        elif self._copies_are_right(factor):
             yield Cause(
                 "rows are mixed",
-                "parts of equal size give other gradients than the whole batch, no layer mixes rows when it is called alone, "
-                "and the whole batch on every replica gives those of one device" if self._copies_are_right(factor) else
-                "neither parts of equal size nor the whole batch on every replica give the gradients of one device",
+                "parts of equal size give other gradients than the whole batch, whatever number each part's are multiplied by, and "
+                "no layer mixes rows: the loss does",
                 "A loss that compares the rows of a batch with each other needs all of them: gather its inputs from the replicas "
                 "with tf.distribute.get_replica_context().all_gather first",
-            )  # fmt: skip
+            )
+        else:
+            yield Cause(
+                "unknown",
+                "neither parts of equal size nor the whole batch on every replica give the gradients of one device, and no "
+                "experiment explains why",
+                "Build the loss from keras_mirror.global_mean(loss_per_row) and try again; please report a step that stays wrong",
+            )
 
     def _copies_are_right(self, factor):
         batch = self._batches["even"]
@@ -292,12 +365,45 @@ def _shrinks(result):
     )
 
 
-def _without_randomness(layer):
-    """A context in which a layer that takes `training` is called with `training=False`."""
-    own = layer.call
-    if "training" not in inspect.signature(own).parameters:
-        return contextlib.nullcontext()
-    return shadowed(layer, call=lambda *args, **kwargs: own(*args, **{**kwargs, "training": False}))
+def _of_each_replica(result):
+    """The gradients of a step on each of the replicas: a list of dicts of name to array."""
+    replicas = max(map(len, result.raw.values()), default=0)
+    return [{name: each[i] for name, each in result.raw.items()} for i in range(replicas)]
+
+
+def _shares(batch, replicas):
+    """The replicas' shares of the rows, an array."""
+    return np.array(split_sizes(int(rows_of_batch(batch)), replicas)) / int(rows_of_batch(batch))
+
+
+def _as_rows(numbers, batch):
+    """Whether the numbers are to each other as the rows of the parts."""
+    return np.allclose(numbers / numbers.sum(), _shares(batch, len(numbers)), rtol=1e-2)
+
+
+def _are_weights(numbers, batch):
+    """Whether the numbers make an average of the parts that is neither a plain one nor one by rows.
+
+    What was divided by the number of replicas, or weighed by shares of the rows, is averaged by as much more.
+    """
+    sums = numbers.sum(), numbers.mean(), numbers @ _shares(batch, len(numbers))
+    uneven = min(numbers) > 0 and max(numbers) / min(numbers) > 1.01 and not _as_rows(numbers, batch)
+    return uneven and any(abs(each - 1) < 1e-2 for each in sums)
+
+
+def _twice(batch):
+    """The batch with all its rows twice."""
+
+    def twice(leaf):
+        if leaf is None:
+            return None
+        return tf.sparse.concat(0, [leaf, leaf]) if isinstance(leaf, tf.SparseTensor) else tf.concat([leaf, leaf], 0)
+
+    return tf.nest.map_structure(twice, batch)
+
+
+def _times(number):
+    return "what it should be" if abs(number - 1) < 1e-2 else f"{number:.3g} times what it should be"
 
 
 @contextlib.contextmanager

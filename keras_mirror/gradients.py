@@ -10,9 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.auditing import held_variables
 from keras_mirror.distribution import regroup, split
 from keras_mirror.engine import optimizers_of
 from keras_mirror.one_device import as_one_device
+from keras_mirror.provenance import origin_of
 from keras_mirror.shadowing import shadowed
 from keras_mirror.snapshot import Snapshot, copies_of
 
@@ -26,7 +28,7 @@ class StepResult:
     Attributes:
         handed: Dict of a variable's name to the list of gradients that the optimizer was given.
         raw: The same for the gradients as `tf.GradientTape.gradient` returned them.
-        state: Dict of a variable's name to its values after the step, for layers' own state.
+        state: Dict of a variable's name to its values after the step, for layers' own state and what else the step keeps.
     """
 
     handed: dict
@@ -53,6 +55,7 @@ class StepProbe:
         step = None if step is None else internals.autograph(step, by_default=True)  # as the `tf.function` around a loop would
         self._step = (lambda data: step(model, data)) if step is not None else model.train_step
         self._snapshot = Snapshot(variables)
+        self._state = own_state(model)
         self._functions = {}
 
     def run(self, batch, how):
@@ -71,15 +74,21 @@ class StepProbe:
         arguments = batch if how == ONE_DEVICE else regroup(self.strategy, parts)
         function = self._function(how)
         with self.restored():
-            concrete = function.get_concrete_function(arguments)
-            self._snapshot.add(internals.captured_variables(concrete.graph))
+            captured = internals.captured_variables(function.get_concrete_function(arguments).graph)
+            self._snapshot.add(captured)
+            self._add_state(captured)
             recorded = function(arguments)
             local = self.strategy.experimental_local_results
             handed, raw = ({name: [_numpy(g) for g in local(value)] for name, value in each.items()} for each in recorded)
-            state = {name: [copy.numpy() for copy in copies_of(v)] for name, v in own_state(self.model).items()}
+            state = {name: [copy.numpy() for copy in copies_of(v)] for name, v in self._state.items()}
         if how == ONE_DEVICE:
             state = {name: copies[:1] for name, copies in state.items()}
         return StepResult(handed, raw, state)
+
+    def run_eagerly(self, batch):
+        """One step of one device, in eager execution and without gradients; the caller puts back what it changes."""
+        with self._taps(), self.strategy.counting(None), as_one_device(self.strategy, batch), recording():
+            self._step(batch)
 
     @contextlib.contextmanager
     def restored(self):
@@ -92,6 +101,18 @@ class StepProbe:
     def changed(self):
         """Forgets the traces, after something about the model was changed."""
         self._functions = {}
+
+    def _add_state(self, captured):
+        """Adds what a step keeps in variables that belong to no weight, metric, optimizer or generator."""
+        known = {id(_container(variable)) for kind, _, variable in held_variables(self.model) if kind != "step"}
+        known |= {id(_container(variable)) for variable in self._state.values()}
+        for variable in map(internals.container_of, captured):
+            on_read = getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ
+            if id(variable) not in known and not on_read and "keras_mirror_own" not in vars(variable):
+                known.add(id(variable))
+                origin = origin_of(variable)
+                name = variable.name.split(":")[0] + (f" ({origin.place})" if origin else "")
+                self._state[_free(self._state, name)] = variable
 
     def _function(self, how):
         if how not in self._functions:
@@ -172,6 +193,23 @@ def _free(names, name):
         number += 1
         name = f"{taken} ({number})"
     return name
+
+
+def regularizer_gradients(model):
+    """What the regularisers of the model's weights add to their gradients, by name."""
+    gradients = {}
+    for variable in model.trainable_variables:
+        if getattr(variable, "regularizer", None) is not None:
+            value = copies_of(variable)[0].read_value()
+            with tf.GradientTape() as tape:
+                tape.watch(value)
+                loss = variable.regularizer(value)
+            gradients[_free(gradients, variable.path)] = _numpy(tape.gradient(loss, value))
+    return gradients
+
+
+def _container(variable):
+    return internals.container_of(variable.value if isinstance(variable, keras.Variable) else variable)
 
 
 def own_state(model):

@@ -1,70 +1,56 @@
 """Which layers make something of a row that depends on the other rows, found out by calling them on fewer."""
 
-import collections
 import contextlib
+import functools
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.comparing import all_equal, compare
-from keras_mirror.rows import Part, working_on
+from keras_mirror.one_device import as_one_device
+from keras_mirror.shadowing import shadowed
 
 
-def layers_that_mix_rows(model, batch, known, tolerance):
+def layers_that_mix_rows(probe, batch, known, tolerance):
     """The layers whose output for the first rows is another one when they are called with those rows alone.
 
-    Calls the model once, eagerly and while training, and every layer once more on half of the rows, on
-    each replica. Changes what such a call changes.
+    Runs the step once on one device, eagerly, and calls every layer twice more: on all rows and on half of
+    them. Changes what such a step changes, but for gradients.
 
     Args:
-        model: A built `keras.Model` in the scope of a `keras_mirror.MirroredStrategy`.
-        batch: Global batch, as `fit` takes it from a dataset.
+        probe: A `StepProbe`.
+        batch: Global batch.
         known: Ids of layers to leave out.
         tolerance: As of `compare`.
 
     Returns:
         List of layers; of layers in each other the innermost only.
     """
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    rows = next(leaf.shape[0] for leaf in tf.nest.flatten(x) if leaf is not None)
-    layers = [layer for layer in internals.layers_of(model) if layer is not model]
-    strategy, found = internals.training_strategy(model), {}
-
-    def on_replica():
-        replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-        with working_on(Part(strategy, 0, rows, rows, True, alone=True)):
-            internals.call_with_training(model, x, True)
-            found[replica] = [
-                layer for layer in layers if id(layer) not in known and _mixes(layer, calls[replica], rows, tolerance)
-            ]
-
-    calls = collections.defaultdict(dict)
-    with contextlib.ExitStack() as undo:
-        for layer in layers:
-            undo.enter_context(_remembering(layer, calls))
-        undo.enter_context(_without_advice())
-        tf.distribute.Strategy.run(strategy, on_replica)
-    return [layer for layer in found[0] if not any(each in found[0] for each in internals.layers_of(layer) if each is not layer)]
+    rows = next(leaf.shape[0] for leaf in tf.nest.flatten(batch) if leaf is not None)
+    layers = [layer for layer in internals.layers_of(probe.model) if layer is not probe.model]
+    calls = {}
+    with _without_advice():
+        with contextlib.ExitStack() as undo:
+            for layer in layers:
+                undo.enter_context(shadowed(layer, call=_remembering(layer, calls)))
+            probe.run_eagerly(batch)
+        with as_one_device(probe.strategy, batch):
+            found = [layer for layer in layers if id(layer) not in known and _mixes(layer, calls, rows, tolerance)]
+    return [layer for layer in found if not any(each in found for each in internals.layers_of(layer) if each is not layer)]
 
 
-@contextlib.contextmanager
 def _remembering(layer, calls):
-    """While entered, the first call of the layer on each replica is kept in `calls[replica][id(layer)]`."""
-    shadow, own = vars(layer).get("call"), layer.call
+    """The layer's `call`, of which the first call is kept in `calls[id(layer)]`."""
+    own = layer.call
 
+    @functools.wraps(own)
     def call(*args, **kwargs):
         outputs = own(*args, **kwargs)
-        replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-        calls[replica].setdefault(id(layer), (args, kwargs, outputs))
+        calls.setdefault(id(layer), (args, kwargs, outputs))
         return outputs
 
-    internals.set_attribute(layer, "call", call)
-    try:
-        yield
-    finally:
-        internals.set_attribute(layer, "call", shadow) if shadow else internals.unset_attribute(layer, "call")
+    return call
 
 
 @contextlib.contextmanager
@@ -88,11 +74,14 @@ def _mixes(layer, calls, rows, tolerance):
     def first(value):
         return value[:half] if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] == rows else value
 
-    again = layer(*tf.nest.map_structure(first, args), **tf.nest.map_structure(first, kwargs))
-    whole = [_array(first(leaf)) for leaf in tf.nest.flatten(outputs)]
-    alone = [_array(leaf) for leaf in tf.nest.flatten(again)]
-    pairs = [(a, b) for a, b in zip(whole, alone) if a is not None and b is not None and a.shape == b.shape]
-    return not all(all_equal(compare({"": a}, {"": b}, tolerance)) for a, b in pairs)
+    def differs(one, other):
+        pairs = [(_array(first(a)), _array(first(b))) for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other))]
+        pairs = [(a, b) for a, b in pairs if a is not None and b is not None and a.shape == b.shape]
+        return not all(all_equal(compare({"": a}, {"": b}, tolerance)) for a, b in pairs)
+
+    if differs(outputs, layer(*args, **kwargs)):
+        return False  # what it makes of the same rows is another thing each time
+    return differs(outputs, layer(*tf.nest.map_structure(first, args), **tf.nest.map_structure(first, kwargs)))
 
 
 def _array(value):

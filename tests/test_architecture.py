@@ -66,6 +66,8 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "auditing",
     "snapshot",
     "comparing",
+    "mixtures",
+    "even_randomness",
     "gradients",
     "rounding",
     "row_mixing",
