@@ -80,17 +80,16 @@ def _part(leaf, replicas, index):
     return tf.gather(leaf, tf.range(start, stop))
 
 
-def unwrapped(batch):
-    """The element of a dataset from the arguments that `map` passes."""
-    return batch if len(batch) > 1 else batch[0]
+def element_of(arguments, spec):
+    """The element of a dataset with the element spec `spec`, from the arguments that `map` passes: those of a tuple, even of one."""
+    return arguments if type(spec) is tuple else arguments[0]
 
 
-def _split(replicas, ids, *batch):
-    return split(unwrapped(batch), replicas, ids)
+def _split(replicas, ids, batch):
+    return split(batch, replicas, ids)
 
 
-def _checked_split(replicas, ids, *batch):
-    batch = unwrapped(batch)
+def _checked_split(replicas, ids, batch):
     unknown = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor) and leaf.shape.rank and leaf.shape[0] is None]
     if not unknown:
         return split(batch, replicas, ids)
@@ -107,8 +106,8 @@ def rows_of_batch(batch):
     raise ValueError("the batch has no component with rows in its first dimension.")
 
 
-def _split_and_rows(splitting, replicas, ids, *batch):
-    return splitting(replicas, ids, *batch), rows_of_batch(batch)
+def _split_and_rows(splitting, replicas, ids, batch):
+    return splitting(replicas, ids, batch), rows_of_batch(batch)
 
 
 def split_dataset(dataset, replicas, ids=None, may_be_empty=False):
@@ -117,10 +116,11 @@ def split_dataset(dataset, replicas, ids=None, may_be_empty=False):
     With `ids`, to `(parts, rows)`: those parts alone and the rows of the global batch. Batches of no rows
     are refused, unless they `may_be_empty`.
     """
-    check_batched(dataset.element_spec)
+    spec = dataset.element_spec
+    check_batched(spec)
     splitting = _split if may_be_empty else _checked_split
-    split = functools.partial(*([splitting] if ids is None else [_split_and_rows, splitting]), replicas, ids)
-    split = tf.autograph.experimental.do_not_convert(split)
+    of_batch = functools.partial(*([splitting] if ids is None else [_split_and_rows, splitting]), replicas, ids)
+    split = tf.autograph.experimental.do_not_convert(lambda *arguments: of_batch(element_of(arguments, spec)))
     return dataset.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
 

@@ -1,5 +1,6 @@
 """What makes one model train on all replicas: methods that shadow those of its class."""
 
+import contextlib
 import inspect
 import math
 import threading
@@ -160,6 +161,7 @@ class Engine:
         for generator in generators_of(model):
             draw_differently(generator)
         steps.weigh_by_global_rows(internals.loss_tracker(model))
+        steps.build_when_updated(internals.compile_metrics(model), self.prepare)
         for metric in internals.single_metrics(model):
             steps.weigh_scalars_by_rows(metric)
             if internals.is_keras_tracker(model, metric):
@@ -176,13 +178,10 @@ class Engine:
             dataset = internals.dataset_of(iterator)
             data_batch = dataset.global_spec if isinstance(dataset, ReplicaDataset) else dataset.element_spec
         batch = keras.tree.map_structure(_symbolic, data_batch)
-        with self.strategy.scope():
-            try:
-                internals.symbolic_build(self.model, batch)
-            except RuntimeError:
-                # A model whose own step never calls it, as in adversarial pairs, need not be callable.
-                if self.step is None and self._has_default("train_step"):
-                    raise
+        own_step = self.step is not None or not self._has_default("train_step")
+        targets = not own_step or keras.utils.unpack_x_y_sample_weight(batch)[1] is not None  # an autoencoder's step knows them
+        with self.strategy.scope(), contextlib.suppress(*[RuntimeError] * own_step):  # adversarial pairs need not be callable
+            internals.symbolic_build(self.model, batch, targets)
         self.prepare()
 
     def build_from(self, batch):

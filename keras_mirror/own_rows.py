@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.distribution import one_after_another, rows_of_batch, split, unwrapped
+from keras_mirror.distribution import element_of, one_after_another, rows_of_batch, split
 from keras_mirror.pipelines import stages_of
 
 AutoShardPolicy = tf.data.experimental.AutoShardPolicy
@@ -56,7 +56,8 @@ class OwnRows:
         policy = policy_of(dataset)
         own = dataset if policy == AutoShardPolicy.OFF else self._shard(dataset, policy)
         order = [(self._worker + step) % self._workers for step in range(self._workers)]
-        pieces = one_after_another(own.map(lambda *batch: split(unwrapped(batch), self._workers, order)))
+        spec = own.element_spec
+        pieces = one_after_another(own.map(lambda *batch: split(element_of(batch, spec), self._workers, order)))
         return self._endless(pieces, policy)
 
     def parts_of_replicas(self, dataset, replicas):
@@ -65,12 +66,14 @@ class OwnRows:
         `replicas` elements make one part, to be split over as many replicas of this worker.
         """
 
+        windows = dataset.window(replicas)
+
         def together(*components):
-            windows = unwrapped(components)
-            elements = windows if isinstance(windows, tf.data.Dataset) else tf.data.Dataset.zip(windows)
+            window = element_of(components, windows.element_spec)
+            elements = window if isinstance(window, tf.data.Dataset) else tf.data.Dataset.zip(window)
             return elements.rebatch(np.iinfo(np.int32).max)
 
-        return self._endless(dataset if replicas == 1 else dataset.window(replicas).flat_map(together), AutoShardPolicy.OFF)
+        return self._endless(dataset if replicas == 1 else windows.flat_map(together), AutoShardPolicy.OFF)
 
     def _endless(self, parts, policy):
         parts = parts.filter(lambda *batch: rows_of_batch(batch) > 0)
@@ -126,11 +129,12 @@ class Sizes:
 
     def remember(self, *batch):
         """The batch as it is; its sizes are kept."""
-        for place, leaf in enumerate(tf.nest.flatten(unwrapped(batch))):
+        batch = element_of(batch, self._spec)
+        for place, leaf in enumerate(tf.nest.flatten(batch)):
             if place in self._seen:
                 sizes = leaf.dense_shape if isinstance(leaf, tf.SparseTensor) else tf.shape(leaf)
                 self._seen[place].assign(tf.cast(sizes[1:], tf.int32))
-        return unwrapped(batch)
+        return batch
 
     def empty(self):
         """A batch of no rows."""

@@ -99,6 +99,31 @@ def update_metrics(model, x, y, y_pred, sample_weight):
     return {}
 
 
+def build_when_updated(metrics, built):
+    """Lets Keras' container of the compiled metrics be built by a step of the user's own that is the first to update it.
+
+    Args:
+        metrics: The container, or None.
+        built: Called without arguments once it is built.
+    """
+    if metrics is None or metrics.built or "update_state" in vars(metrics):
+        return
+
+    def build(strategy, y, y_pred):
+        if not metrics.built:
+            local = strategy.experimental_local_results
+            with tf.init_scope():
+                metrics.build(*(tf.nest.map_structure(lambda leaf: local(leaf)[0], each) for each in (y, y_pred)))
+            built()
+
+    def update_state(y_true, y_pred, sample_weight=None):
+        if not metrics.built and current_part() is not None:
+            tf.distribute.get_replica_context().merge_call(build, (y_true, y_pred))
+        return type(metrics).update_state(metrics, y_true, y_pred, sample_weight=sample_weight)
+
+    internals.set_attribute(metrics, "update_state", update_state)
+
+
 def track_shares_as_losses(metric):
     """Lets a `Mean` that is given this replica's share of the loss track the loss itself."""
     if "update_state" in vars(metric):

@@ -22,9 +22,16 @@ def layers_of(model):
     return model._flatten_layers()
 
 
-def symbolic_build(model, batch):
-    """Builds model, losses, metrics and optimizer from anything with a shape and a dtype."""
-    model._symbolic_build(data_batch=batch)
+def symbolic_build(model, batch, targets=True):
+    """Builds model, optimizer and, where the batch has `targets`, losses and metrics from anything with a shape and a dtype."""
+    compiled = {} if targets else {name: getattr(model, name) for name in ("_compile_loss", "_compile_metrics")}
+    for name in compiled:
+        set_attribute(model, name, None)
+    try:
+        model._symbolic_build(data_batch=batch)
+    finally:
+        for name, container in compiled.items():
+            set_attribute(model, name, container)
 
 
 def training_strategy(model):

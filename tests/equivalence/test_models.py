@@ -79,6 +79,40 @@ MODELS = {
 }
 
 
+class Autoencoder(keras.Model):
+    """Its own step makes targets of the inputs, which come alone or in tuples of one."""
+
+    in_tuples = False
+
+    def train_step(self, data):
+        x = data[0] if self.in_tuples else data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x=x, y=x, y_pred=y_pred)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {**self.compute_metrics(x, x, y_pred), "loss": loss}
+
+
+ALONE = {
+    "array": lambda: X,
+    "dataset": lambda: tf.data.Dataset.from_tensor_slices(X).batch(7),
+    "dataset of tuples of one": lambda: tf.data.Dataset.from_tensor_slices((X,)).batch(7),
+    "tuples of one, unknown size": lambda: tf.data.Dataset.from_tensor_slices((X,)).batch(7).filter(lambda x: True),
+}
+
+
+@pytest.mark.parametrize("data", ALONE)
+def test_inputs_without_targets(data):
+    def build():
+        inputs = keras.Input((6,))
+        model = Autoencoder(inputs, layers.Dense(6)(layers.Dense(3, activation="tanh")(inputs)))
+        model.in_tuples = "tuples" in data
+        return compiled(model, metrics=["mae"])
+
+    steps = 10 if "unknown" in data else None
+    assert_equal(build, lambda model: trained(model, ALONE[data](), batch_size=7 if data == "array" else None), 3, steps=steps)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_models(kind):
     build, x, y = MODELS[kind]
