@@ -1,47 +1,22 @@
 """Why replicas differ from one device: each cause is found by an experiment on the model itself."""
 
 import contextlib
-import dataclasses
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.batches import split_sizes
+from keras_mirror.cause import Cause
 from keras_mirror.comparing import all_equal, compare, factor_between, total
-from keras_mirror.distribution import rows_of_batch
 from keras_mirror.even_randomness import same_for_every_row
-from keras_mirror.gradients import COPIES, ONE_DEVICE, PARTS, regularizer_gradients
-from keras_mirror.mixtures import added, minus, mixture
+from keras_mirror.gradients import COPIES, ONE_DEVICE, PARTS
 from keras_mirror.normalization import normalize_globally
 from keras_mirror.random_states import draw_others_from_host
 from keras_mirror.row_mixing import layers_that_mix_rows
 from keras_mirror.shadowing import shadowed
 from keras_mirror.snapshot import copies_of
-
-
-@dataclasses.dataclass(frozen=True)
-class Cause:
-    """Why a step on replicas is not the step of one device.
-
-    Attributes:
-        kind: `"non-determinism"`, `"random layers"`, `"local mean"`, `"divided twice"`, `"scale"`,
-            `"unequal parts"`, `"local denominator"`, `"regularizers counted again"`, `"sum beside a mean"`,
-            `"local batch statistics"`, `"rows are mixed"`, `"clipping before the reduction"`,
-            `"unsynchronised state"`, `"rows"` or `"unknown"`.
-        evidence: What was measured.
-        remedy: What to write instead.
-        by_design: Whether replicas are meant to differ here, as random layers do.
-    """
-
-    kind: str
-    evidence: str
-    remedy: str
-    by_design: bool = False
-
-    def __str__(self):
-        return f"{self.kind}: {self.evidence}. {self.remedy}."
+from keras_mirror.sums import Sums
 
 
 class Experiments:
@@ -61,6 +36,7 @@ class Experiments:
         self._tolerance = tolerance
         self._local_batch_norm = local_batch_norm
         self._rounding = rounding
+        self._sums = Sums(probe, tolerance, rounding)
         self._layers = list(internals.layers_of(probe.model))
         self._some = next(iter(batches.values()))
 
@@ -121,11 +97,13 @@ class Experiments:
 
     def _random(self, layers, others):
         names = ", ".join(layer.path or layer.name for layer in layers)
-        drawn = f"other random numbers in {names} change the gradients of one device" if layers else "the step draws random numbers"
+        drawn = "the step draws random numbers, and each replica does so for its own rows"
+        if layers:
+            drawn = f"other random numbers in {names} change the gradients of one device, and each replica draws its own"
         equal = "a difference stays, which has another cause" if others else "replicas equal one device"
         return Cause(
             "random layers",
-            f"{drawn}, and each replica draws its own; with the same numbers for every row {equal}",
+            f"{drawn}; with the same numbers for every row {equal}",
             "There is nothing to change about the random numbers: they are reproducible from one seed",
             by_design=True,
         )
@@ -134,8 +112,8 @@ class Experiments:
         runs = {kind: (self._run(batch, ONE_DEVICE), self._run(batch, PARTS)) for kind, batch in self._batches.items()}
         factor = self._factor(runs)
         raw_equal = {kind: self._equal(one, many, factor) for kind, (one, many) in runs.items()}
-        differing = [kind for kind, equal in raw_equal.items() if not equal]
-        sums = list(self._sums(self._batches[differing[0]], *runs[differing[0]])) if differing else []
+        differing = [kind for kind in ("even", "uneven") if not raw_equal.get(kind, True)]
+        sums = list(self._sums.causes(self._batches[differing[0]], *runs[differing[0]])) if differing else []
         yield from sums or self._scale(factor)
         if not sums and not raw_equal.get("even", True):
             yield from self._mixed_rows(factor)
@@ -144,55 +122,6 @@ class Experiments:
         if all(raw_equal.values()):
             yield from self._clipping(runs, factor)
         yield from self._state(runs, all(raw_equal.values()))
-
-    def _sums(self, batch, on_one, on_many):
-        """A cause that shows in the gradients themselves, as sums of others."""
-        one, many, replicas = total(on_one.raw), total(on_many.raw), self._probe.strategy.num_replicas_in_sync
-        regularizers = regularizer_gradients(self._probe.model)
-        if regularizers and self._alike(minus(many, one), [regularizers], [replicas - 1]):
-            yield Cause(
-                "regularizers counted again",
-                f"the gradients are off by {replicas - 1} times those of the model's regularizers, which each of the {replicas} "
-                "replicas adds whole",
-                "Write sum(model.losses) / strategy.num_replicas_in_sync, or use model.compute_loss(...)",
-            )
-            return
-        growing = minus(total(self._run(_twice(batch), ONE_DEVICE).raw), one)  # a sum over rows grows with rows that come again
-        if not self._alike(growing, [growing], [0.0]) and (yield from self._sum_over_rows(one, many, growing)):
-            return
-        parts = _of_each_replica(on_many)
-        numbers = mixture(one, parts, self._tolerance, self._rounding.raw)
-        if numbers is None or not _are_weights(numbers, batch):
-            return
-        yield Cause(
-            "local denominator",
-            "each replica's gradients are right but for a number of its own: times "
-            f"{', '.join(f'{number:.3g}' for number in numbers)} they add up to those of one device. The loss is divided by what "
-            "the replica's own rows add up to, as a sum of weights or a number of valid tokens",
-            "Divide by that of all replicas: loss = keras_mirror.global_mean(weight * loss_per_row) / "
-            "tf.distribute.get_replica_context().all_reduce('SUM', keras_mirror.global_mean(weight))",
-        )
-
-    def _sum_over_rows(self, one, many, growing):
-        """A cause where a part of the loss is a sum, and whether there is one."""
-        mean, replicas = minus(one, growing), self._probe.strategy.num_replicas_in_sync
-        terms = [growing] if self._alike(mean, [mean], [0.0]) else [growing, mean]
-        numbers = mixture(many, terms, self._tolerance, self._rounding.raw)
-        if numbers is None or (len(terms) > 1 and abs(numbers[0] - numbers[1]) < 1e-2):
-            return False
-        whole, rest = "the loss is a sum over rows", f"; on {replicas} replicas it comes to {_times(numbers[0])}"
-        if len(terms) > 1:
-            whole, rest = "a part of the loss is a sum over rows", f"{rest}, and the rest, a mean, to {_times(numbers[1])}"
-        yield Cause(
-            "sum over rows",
-            f"with every row given twice the gradients of one device grow, so {whole}{rest}",
-            "Make it a mean over the global batch, as keras_mirror.global_mean(loss_per_row)",
-        )
-        return True
-
-    def _alike(self, target, terms, numbers):
-        shapes = {name: np.shape(each[name]) for each in (target, *terms) for name in each}
-        return all_equal(compare(target, added(terms, numbers, shapes), self._tolerance, rounding=self._rounding.raw))
 
     def _run(self, batch, how):
         return self._probe.run(batch, how)
@@ -245,9 +174,8 @@ class Experiments:
 
     def _unequal_parts(self, runs, factor):
         one, many = runs
-        numbers = mixture(total(one.raw), _of_each_replica(many), self._tolerance, self._rounding.raw)
-        if factor != 1 and numbers is not None and _as_rows(numbers, self._batches["uneven"]):
-            return  # local means, which is said already
+        if factor != 1 and self._sums.of_local_means(self._batches["uneven"], one, many):
+            return  # which is said already
         worst = _worst(self._differences(one, many, factor))
         yield Cause(
             "unequal parts",
@@ -313,12 +241,14 @@ class Experiments:
                 continue
             one, many = runs[kind]
             worst = _worst(self._differences(one, many, factor, "handed"))
-            how = "clips or otherwise changes" if not _shrinks(many) else "clips"
+            clips = _shrinks(many)
             yield Cause(
-                "clipping before the reduction",
-                f"tape.gradient gives the gradients of one device, and the step {how} each replica's part of them before they are "
-                f"added up, which puts them off by {worst}",
-                "Let the optimizer do it, after the reduction: clipnorm=, global_clipnorm= or clipvalue= of the optimizer",
+                "clipping before the reduction" if clips else "gradients changed before the reduction",
+                f"tape.gradient gives the gradients of one device, and the step {'clips' if clips else 'changes'} each replica's "
+                f"part of them before the optimizer adds them up, which puts them off by {worst}",
+                "Let the optimizer do it, after the reduction: its clipnorm=, global_clipnorm=, clipvalue= or "
+                "gradient_accumulation_steps=; anything else to what get_replica_context().all_reduce('SUM', gradient) returns, "
+                "divided by num_replicas_in_sync",
             )
             return
 
@@ -335,8 +265,8 @@ class Experiments:
                 yield Cause(
                     "unsynchronised state",
                     f"after one step {name} holds {values}, and {np.ravel(one.state[name][0])[where]:.4g} on one device",
-                    "Reduce what the layer writes over the replicas, for a mean over rows by "
-                    "tf.distribute.get_replica_context().all_reduce('SUM', keras_mirror.global_mean(rows))",
+                    "Write what tf.distribute.get_replica_context().all_reduce('SUM', value) returns, where value is a sum or a "
+                    "count of the replica's rows as it is, and a mean over rows keras_mirror.global_mean(rows)",
                 )
 
 
@@ -363,47 +293,6 @@ def _shrinks(result):
         if name in result.raw
         for handed, raw in zip(result.handed[name], result.raw[name])
     )
-
-
-def _of_each_replica(result):
-    """The gradients of a step on each of the replicas: a list of dicts of name to array."""
-    replicas = max(map(len, result.raw.values()), default=0)
-    return [{name: each[i] for name, each in result.raw.items()} for i in range(replicas)]
-
-
-def _shares(batch, replicas):
-    """The replicas' shares of the rows, an array."""
-    return np.array(split_sizes(int(rows_of_batch(batch)), replicas)) / int(rows_of_batch(batch))
-
-
-def _as_rows(numbers, batch):
-    """Whether the numbers are to each other as the rows of the parts."""
-    return np.allclose(numbers / numbers.sum(), _shares(batch, len(numbers)), rtol=1e-2)
-
-
-def _are_weights(numbers, batch):
-    """Whether the numbers make an average of the parts that is neither a plain one nor one by rows.
-
-    What was divided by the number of replicas, or weighed by shares of the rows, is averaged by as much more.
-    """
-    sums = numbers.sum(), numbers.mean(), numbers @ _shares(batch, len(numbers))
-    uneven = min(numbers) > 0 and max(numbers) / min(numbers) > 1.01 and not _as_rows(numbers, batch)
-    return uneven and any(abs(each - 1) < 1e-2 for each in sums)
-
-
-def _twice(batch):
-    """The batch with all its rows twice."""
-
-    def twice(leaf):
-        if leaf is None:
-            return None
-        return tf.sparse.concat(0, [leaf, leaf]) if isinstance(leaf, tf.SparseTensor) else tf.concat([leaf, leaf], 0)
-
-    return tf.nest.map_structure(twice, batch)
-
-
-def _times(number):
-    return "what it should be" if abs(number - 1) < 1e-2 else f"{number:.3g} times what it should be"
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ import tensorflow as tf
 from keras_mirror import internals
 from keras_mirror.auditing import held_variables
 from keras_mirror.batches import split_sizes
-from keras_mirror.causes import Cause, Experiments
+from keras_mirror.cause import Cause
+from keras_mirror.causes import Experiments
 from keras_mirror.comparing import all_equal, compare, total
 from keras_mirror.engine import engine_of
 from keras_mirror.gradients import ONE_DEVICE, PARTS, StepProbe
@@ -241,6 +242,4 @@ def _row_causes(strategy, batch, rows):
 
 
 def _rows_note(rows, replicas):
-    return (
-        f"Each of the {rows} rows of the batch reaches exactly one replica ({' + '.join(map(str, split_sizes(rows, replicas)))})."
-    )
+    return f"Each row of the batch of {rows} reaches exactly one replica ({' + '.join(map(str, split_sizes(rows, replicas)))})."

@@ -81,7 +81,7 @@ def _part(leaf, replicas, index):
 
 
 def element_of(arguments, spec):
-    """The element of a dataset with the element spec `spec`, from the arguments that `map` passes: those of a tuple, even of one."""
+    """The element of a dataset with this element spec from the arguments that `map` passes: those of a tuple, even of one."""
     return arguments if type(spec) is tuple else arguments[0]
 
 

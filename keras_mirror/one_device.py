@@ -19,6 +19,10 @@ class _OnlyReplica(tf.distribute.ReplicaContext):
     def all_gather(self, value, axis, options=None):
         return value
 
+    def merge_call(self, merge_fn, args=(), kwargs=None):
+        with working_on(None):  # as in the main thread, while all replicas wait in theirs
+            return super().merge_call(merge_fn, args, kwargs)
+
 
 @contextlib.contextmanager
 def as_one_device(strategy, batch):

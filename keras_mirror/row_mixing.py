@@ -10,6 +10,7 @@ from keras_mirror import internals
 from keras_mirror.comparing import all_equal, compare
 from keras_mirror.one_device import as_one_device
 from keras_mirror.shadowing import shadowed
+from keras_mirror.snapshot import Snapshot
 
 
 def layers_that_mix_rows(probe, batch, known, tolerance):
@@ -29,6 +30,7 @@ def layers_that_mix_rows(probe, batch, known, tolerance):
     """
     rows = next(leaf.shape[0] for leaf in tf.nest.flatten(batch) if leaf is not None)
     layers = [layer for layer in internals.layers_of(probe.model) if layer is not probe.model]
+    states = {id(layer): Snapshot(_state_of(layer)) for layer in layers if id(layer) not in known}
     calls = {}
     with _without_advice():
         with contextlib.ExitStack() as undo:
@@ -36,7 +38,7 @@ def layers_that_mix_rows(probe, batch, known, tolerance):
                 undo.enter_context(shadowed(layer, call=_remembering(layer, calls)))
             probe.run_eagerly(batch)
         with as_one_device(probe.strategy, batch):
-            found = [layer for layer in layers if id(layer) not in known and _mixes(layer, calls, rows, tolerance)]
+            found = [layer for layer in layers if id(layer) in states and _mixes(layer, states[id(layer)], calls, rows, tolerance)]
     return [layer for layer in found if not any(each in found for each in internals.layers_of(layer) if each is not layer)]
 
 
@@ -65,7 +67,14 @@ def _without_advice():
         logger.setLevel(level)
 
 
-def _mixes(layer, calls, rows, tolerance):
+def _state_of(layer):
+    """What calling the layer may change, and what it then makes of the next rows."""
+    for each in internals.layers_of(layer):
+        yield from internals.own_non_trainable_variables(each)
+        yield from (value for value in vars(each).values() if isinstance(value, tf.Variable))
+
+
+def _mixes(layer, state, calls, rows, tolerance):
     if id(layer) not in calls:
         return False
     args, kwargs, outputs = calls[id(layer)]
@@ -74,14 +83,18 @@ def _mixes(layer, calls, rows, tolerance):
     def first(value):
         return value[:half] if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] == rows else value
 
+    def again(change):
+        state.restore()
+        return layer(*tf.nest.map_structure(change, args), **tf.nest.map_structure(change, kwargs))
+
     def differs(one, other):
         pairs = [(_array(first(a)), _array(first(b))) for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other))]
         pairs = [(a, b) for a, b in pairs if a is not None and b is not None and a.shape == b.shape]
         return not all(all_equal(compare({"": a}, {"": b}, tolerance)) for a, b in pairs)
 
-    if differs(outputs, layer(*args, **kwargs)):
+    if differs(outputs, again(lambda value: value)):
         return False  # what it makes of the same rows is another thing each time
-    return differs(outputs, layer(*tf.nest.map_structure(first, args), **tf.nest.map_structure(first, kwargs)))
+    return differs(outputs, again(first))
 
 
 def _array(value):

@@ -71,6 +71,8 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "gradients",
     "rounding",
     "row_mixing",
+    "cause",
+    "sums",
     "causes",
     "checking",
     "copies",

@@ -102,7 +102,7 @@ def test_report(batch):
     assert lines[0] == "Check: all 2 gradients equal those of one device on 2 replicas"
     assert lines[1].split("   ")[0] == "variable" and "off by, 4 + 4 rows" in lines[1] and "off by, 4 + 3 rows" in lines[1]
     assert lines[3].endswith("equal")
-    assert lines[-1] == "Each of the 8 rows of the batch reaches exactly one replica (4 + 4)."
+    assert lines[-1] == "Each row of the batch of 8 reaches exactly one replica (4 + 4)."
 
 
 def test_leaves_the_model_as_it_was(batch):
@@ -229,6 +229,247 @@ def test_loss_that_mixes_rows(batch):
 
     report = km.check(km.mirrored_model(own_step(contrast), devices=2), batch)
     assert kinds(report) == ["rows are mixed"] and "gather its inputs" in report.causes[0].remedy
+
+
+def over_replicas(value):
+    context = tf.distribute.get_replica_context()
+    return value if context is None else context.all_reduce("SUM", value)
+
+
+class Centered(layers.Layer):
+    """As the remedy for a layer that mixes rows has it."""
+
+    def call(self, x):
+        return x - over_replicas(km.global_mean(x[:, 0]))
+
+
+class MeanSeen(layers.Layer):
+    """As the remedy for state that nobody synchronises has it."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.seen.assign(over_replicas(km.global_mean(keras.ops.mean(x, -1))))
+        return x
+
+
+class RowsSeen(layers.Layer):
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.seen.assign_add(over_replicas(tf.cast(tf.shape(x)[0], "float32")))
+        return x
+
+
+@pytest.mark.parametrize("cured", [Centered, MeanSeen, RowsSeen])
+def test_what_a_step_reduces_itself_counts_once_on_one_device(batch, cured):
+    build = built_of(cured, dense(1))
+    assert km.check(km.mirrored_model(build, devices=3), batch).causes == []
+
+
+def test_gradients_that_are_summed_twice(batch):
+    """Variables with an aggregation are sums already, and the optimizer sums once more."""
+
+    def accumulated(model):
+        if not hasattr(model, "sums"):
+            aggregation = tf.VariableAggregation.SUM
+            model.sums = [
+                tf.Variable(tf.zeros_like(v), trainable=False, aggregation=aggregation) for v in model.trainable_variables
+            ]
+        return model.sums
+
+    class Accumulating(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            for total, gradient in zip(self.sums, tape.gradient(loss, self.trainable_variables)):
+                total.assign_add(gradient)
+            self.optimizer.apply([total.read_value() for total in self.sums], self.trainable_variables)
+            return {"loss": loss}
+
+    def build():
+        inputs = keras.Input((6,))
+        model = Accumulating(inputs, layers.Dense(1)(inputs))
+        accumulated(model)
+        model.compile("sgd", "mse")
+        return model
+
+    report = km.check(km.mirrored_model(build, devices=3), batch)
+    assert "gradients changed before the reduction" in kinds(report) and "gradient_accumulation_steps" in str(report)
+
+
+def test_variables_of_tensorflow_are_state_too(batch):
+    class Seen(layers.Layer):
+        def build(self, shape):
+            self.mean = tf.Variable(tf.zeros(shape[-1]), trainable=False)
+
+        def call(self, x):
+            self.mean.assign(tf.reduce_mean(x, 0))
+            return x
+
+    (cause,) = km.check(km.mirrored_model(built_of(Seen, dense(1)), devices=2), batch).causes
+    assert cause.kind == "unsynchronised state" and "test_check.py:" in cause.evidence
+
+
+@pytest.mark.parametrize(("value", "one", "many"), [(1, 1, 3), (2, 2, 6)])
+def test_counter_of_which_there_is_one(batch, value, one, many):
+    counter = tf.Variable(0, trainable=False)
+
+    def counting(model, y, p):
+        counter.assign_add(value)
+        return keras_loss(model, y, p)
+
+    (cause,) = km.check(km.mirrored_model(own_step(counting), devices=3), batch).causes
+    assert cause.kind == "unsynchronised state" and f"holds replica 0 {many}, and {one} on one device" in cause.evidence
+    assert counter.numpy() == 0
+
+
+class Sampling(layers.Layer):
+    """Noise without an argument `training`, as in variational autoencoders."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        return x + keras.random.normal(keras.ops.shape(x), seed=self.seed_generator)
+
+
+def test_noise_that_does_not_ask_whether_it_trains(batch):
+    (cause,) = km.check(km.mirrored_model(built_of(dense(), Sampling, dense(1)), devices=3), batch).causes
+    assert cause.kind == "random layers" and cause.by_design and "sampling" in cause.evidence
+
+
+def test_noise_of_a_step(batch):
+    """As in adversarial pairs: the model itself cannot be called with the batch."""
+
+    class Generating(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.made, self.seeds = layers.Dense(1), keras.random.SeedGenerator(3)
+            self.made.build((None, 2))
+            self.built = True
+
+        def call(self, noise):
+            return self.made(noise)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                noise = keras.random.normal((tf.shape(x)[0], 2), seed=self.seeds)
+                loss = km.global_mean(tf.square(self(noise) - y))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    def build():
+        model = Generating()
+        model.compile("sgd")
+        return model
+
+    report = km.check(km.mirrored_model(build, devices=3), batch)
+    assert kinds(report) == ["random layers"] and not report and report.title.endswith("by design")
+
+
+def test_random_numbers_from_a_fixed_seed(batch):
+    def dropped(model, y, p):
+        return keras_loss(model, y, tf.nn.experimental.stateless_dropout(p, 0.5, seed=[1, 2]))
+
+    (cause,) = km.check(km.mirrored_model(own_step(dropped), devices=2), batch).causes
+    assert cause.kind == "random layers" and cause.by_design
+
+
+THRESHOLD = -1.5  # 3 of the first 4 rows are above, and all of the others
+
+
+def test_denominators_of_each_replica(batch):
+    """A masked mean by hand, and as the remedy has it."""
+
+    def masked(model, y, p):
+        weight = tf.cast(y > THRESHOLD, tf.float32)
+        return tf.reduce_sum(weight * tf.square(y - p)) / tf.reduce_sum(weight)
+
+    def cured(model, y, p):
+        weight = tf.cast(y > THRESHOLD, tf.float32)
+        return km.global_mean(weight * tf.square(y - p)) / over_replicas(km.global_mean(weight))
+
+    report = km.check(km.mirrored_model(own_step(masked), devices=2), batch)
+    assert kinds(report) == ["local denominator"]
+    cause = report.causes[0]
+    valid = [int((part > THRESHOLD).sum()) for part in (batch[1][:4], batch[1][4:])]
+    shares = [n / sum(valid) for n in valid]
+    assert valid[0] != valid[1] and f"times {shares[0]:.3g}, {shares[1]:.3g} they add up" in cause.evidence
+    assert km.check(km.mirrored_model(own_step(cured), devices=2), batch).causes == []
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_regularizers_of_each_replica(batch, replicas):
+    def added(model, y, p):
+        return km.global_mean(tf.square(y - p)) + sum(model.losses)
+
+    def divided(model, y, p):
+        return km.global_mean(tf.square(y - p)) + sum(model.losses) / model.distribute_strategy.num_replicas_in_sync
+
+    def build(loss):
+        model = OwnStep(loss)
+        model.hidden = layers.Dense(3, kernel_regularizer="l2")
+        model.compile("sgd")
+        return model
+
+    (cause,) = km.check(km.mirrored_model(lambda: build(added), devices=replicas), batch).causes
+    assert cause.kind == "regularizers counted again" and f"off by {replicas - 1} times" in cause.evidence
+    assert km.check(km.mirrored_model(lambda: build(divided), devices=replicas), batch).causes == []
+
+
+def test_a_sum_beside_a_mean(batch):
+    class Both(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return tf.reduce_mean(tf.square(y - y_pred)) + 0.1 * tf.reduce_sum(tf.square(y_pred))
+
+    def build():
+        inputs = keras.Input((6,))
+        model = Both(inputs, layers.Dense(1)(layers.Dense(4)(inputs)))
+        model.compile("sgd")
+        return model
+
+    (cause,) = km.check(km.mirrored_model(build, devices=2), batch).causes
+    assert cause.kind == "sum over rows" and "comes to 0.5 times what it should be" in cause.evidence
+    assert "the rest, a mean, to what it should be" in cause.evidence
+
+
+def test_python_values_in_a_step(batch):
+    """NumPy's numbers and an attribute that counts are constants of a graph, another each time that it is traced."""
+
+    class Noisy(layers.Layer):
+        def call(self, x):
+            return x * np.random.rand()
+
+    class Counting(layers.Layer):
+        calls = 0
+
+        def call(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    for layer in (Noisy, Counting):
+        (cause,) = km.check(km.mirrored_model(built_of(layer, dense(1)), devices=2), batch).causes
+        assert cause.kind == "non-determinism" and "traced twice on one device" in cause.evidence
+
+
+def test_python_in_a_step_of_a_loop(batch):
+    """It is converted, as by the `tf.function` around a loop."""
+
+    def step(model, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = km.global_mean(tf.square(y - model(x, training=True)))
+            if tf.shape(x)[0] > 1000:
+                loss = loss * 2.0
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    assert km.check(km.mirrored_model(built_of(dense(1)), devices=2), batch, step=step).causes == []
 
 
 def test_non_determinism(batch):
