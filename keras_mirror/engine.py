@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import math
 import threading
 
 import keras
@@ -16,7 +15,7 @@ from keras_mirror.executor import Executor, values_of
 from keras_mirror.losses import GlobalLoss, adds_up_over_rows, as_share, is_share, mark_as_share
 from keras_mirror.normalization import normalize_globally
 from keras_mirror.optimizers import half_variables, share_updates
-from keras_mirror.pacing import Pace, looks_at_batches
+from keras_mirror.pacing import with_pace
 from keras_mirror.progress import arrange
 from keras_mirror.randomness import draw_differently, generators_of
 from keras_mirror.rebuilding import rebuild_in_scope
@@ -328,17 +327,9 @@ class Engine:
     def fit(self, *args, callbacks=None, **kwargs):
         """`keras.Model.fit`."""
         self.resumed_logs = {}
-        callbacks = self._with_pace(arrange(callbacks, kwargs.get("verbose", "auto")))
+        verbose = kwargs.get("verbose", "auto")
+        callbacks = with_pace(self, arrange(callbacks, verbose), verbose)
         return self._called("fit", *args, callbacks=callbacks, **kwargs)
-
-    def _with_pace(self, callbacks):
-        model = self.model
-        if isinstance(callbacks, keras.callbacks.CallbackList) or model.steps_per_execution != 1 or model.run_eagerly:
-            return callbacks
-        flat = keras.tree.flatten(callbacks) if callbacks else []
-        if any(looks_at_batches(callback) for callback in flat):
-            return callbacks
-        return [Pace(self, math.gcd(*(getattr(callback, "every_steps", 0) for callback in flat))), *flat]
 
     def evaluate(self, *args, **kwargs):
         """`keras.Model.evaluate`."""

@@ -1,8 +1,10 @@
 """How many steps `fit` runs in one graph call, so that Python is asked only as often as somebody looks."""
 
+import math
+
 import keras
 
-from keras_mirror import internals
+from keras_mirror.progress import ReplicaProgbarLogger
 
 SECONDS_PER_CALL = 0.1  # a progress bar that moves ten times a second, and Ctrl-C answered as soon
 MOST_STEPS = 50
@@ -29,6 +31,25 @@ def looks_at_batches(callback):
         name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
         for name in _BATCH_HOOKS
     )
+
+
+def with_pace(engine, callbacks, verbose):
+    """The callbacks of a `fit` and a `Pace`, if none of them looks at batches, or the callbacks as they are.
+
+    Args:
+        engine: The model's engine.
+        callbacks: None, a callback, a list, or a `CallbackList`.
+        verbose: What `fit` was given.
+    """
+    model = engine.model
+    if isinstance(callbacks, keras.callbacks.CallbackList) or model.steps_per_execution != 1 or model.run_eagerly:
+        return callbacks
+    flat = keras.tree.flatten(callbacks) if callbacks else []
+    if any(looks_at_batches(callback) for callback in flat):
+        return callbacks
+    shown = not verbose or any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in flat)
+    bar = [] if shown else [ReplicaProgbarLogger()]
+    return [Pace(engine, math.gcd(*(getattr(callback, "every_steps", 0) for callback in flat))), *flat, *bar]
 
 
 class EveryNth:
@@ -86,15 +107,18 @@ class Pace(keras.callbacks.Callback):
         seconds = self._executor.seconds_per_step
         steps = 1 if seconds is None else max(1, min(MOST_STEPS, int(SECONDS_PER_CALL / seconds)))
         steps = next(n for n in range(steps, 0, -1) if self._divides % n == 0)
-        steps = self._engine.strategy.chiefs(steps, "steps of one call")
-        self._iterator.steps_per_execution = self._executor.steps = steps
+        self._executor.steps = self._engine.strategy.chiefs(steps, "steps of one call")
+        self._announce(0)
 
     def on_train_batch_begin(self, batch, logs=None):
         total = self.params.get("steps")
         self._executor.limit = None if total is None else total - batch
-        if total is not None and total - batch < self._executor.steps:
-            left_over = self._executor.steps - (total - batch)
-            internals.set_steps_taken(self._iterator, internals.steps_taken(self._iterator) - left_over)
+        self._announce(batch + self._executor.steps)
+
+    def _announce(self, first):
+        """Tells Keras how many steps the call will run that begins with this one; it goes by that for all that it counts."""
+        left = (self.params.get("steps") or 0) - first
+        self._iterator.steps_per_execution = min(self._executor.steps, left) if left > 0 else self._executor.steps
 
     def on_train_end(self, logs=None):
         self._executor.steps = self._executor.limit = None

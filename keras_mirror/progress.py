@@ -7,18 +7,23 @@ _NOT_IN_THE_BAR = ("replica_", "examples_per_second", "val_examples_per_second",
 
 
 class ReplicaProgbarLogger(keras.callbacks.ProgbarLogger):
-    """Keras' progress bar, with the replicas' rows on a line of their own instead of in the bar.
+    """Keras' progress bar, with the steps that a call really ran, and the replicas' rows on a line of their own.
 
     Args:
         loggers: Callbacks with a method `line()`, printed at the end of each epoch.
     """
 
-    def __init__(self, loggers):
+    def __init__(self, loggers=()):
         super().__init__()
         self._loggers = loggers
 
+    def on_train_batch_begin(self, batch, logs=None):
+        self._first = batch
+
     def on_train_batch_end(self, batch, logs=None):
-        super().on_train_batch_end(batch, _without_replicas(logs))
+        # Keras tells the last step that was asked for; where data ends earlier than known, fewer were run.
+        ran = getattr(self.model.train_function, "steps_of_last_call", 0)
+        super().on_train_batch_end(self._first + ran - 1 if ran else batch, _without_replicas(logs))
 
     def on_epoch_end(self, epoch, logs=None):
         super().on_epoch_end(epoch, _without_replicas(logs))

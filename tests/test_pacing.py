@@ -1,8 +1,11 @@
 """Callbacks that look after every n-th step: the right steps are seen, in calls of several steps."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_mirror as km
 from keras_mirror import pacing
@@ -89,3 +92,45 @@ def test_data_that_lasts_for_several_epochs_is_not_left_early(build_fn):
     assert int(model.optimizer.iterations.numpy()) == 7
     assert [[first for first, _ in epoch] for epoch in calls.epochs] == [[0, 1, 2], [0, 2], [0]]
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-5)
+
+
+DATA = {
+    "arrays": lambda x, y: ((x, y), dict(batch_size=4)),  # 8 steps, of which the last has one row
+    "known size": lambda x, y: ((tf.data.Dataset.from_tensor_slices((x, y)).batch(4),), {}),
+    "unknown size": lambda x, y: ((tf.data.Dataset.from_tensor_slices((x, y)).batch(4).filter(lambda x, y: True),), {}),
+    "endless": lambda x, y: ((tf.data.Dataset.from_tensor_slices((x, y)).batch(4).repeat(),), dict(steps_per_epoch=5)),
+    "with validation": lambda x, y: ((x, y), dict(batch_size=4, validation_split=0.3)),
+}
+
+
+def accumulating():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01, gradient_accumulation_steps=3), "mse", metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_many_steps_a_call_equal_one_device(data, kind):
+    def run(model, kind):
+        args, kwargs = DATA[kind](*data)
+        return model, model.fit(*args, epochs=3, shuffle=False, verbose=0, **kwargs).history
+
+    one, many = accumulating(), km.mirrored_model(accumulating, devices=3)
+    many.set_weights(one.get_weights())
+    # One device takes the attempt to get one more batch for a step, where it does not know how many there are.
+    (one, right), (many, found) = run(one, kind.replace("unknown", "known")), run(many, kind)
+    assert many.train_function.steps_of_last_call > 1
+    for a, b in zip(one.get_weights(), many.get_weights()):
+        np.testing.assert_allclose(b, a, atol=2e-5)
+    assert set(found) == set(right)
+    for name in right:
+        np.testing.assert_allclose(found[name], right[name], rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_the_progress_bar_ends_with_the_steps_that_were_run(data, kind, capsys):
+    args, kwargs = DATA[kind](*data)
+    km.mirrored_model(accumulating, devices=2).fit(*args, epochs=3, verbose=1, **kwargs)
+    steps = {"endless": 5, "with validation": 5}.get(kind, 8)  # 20 rows of 29 are left beside those for validation
+    shown = [int(done) for done in re.findall(r"(\d+)/\d+\S* ", capsys.readouterr().out)]
+    assert shown.count(steps) >= 3 and max(shown) == steps
