@@ -162,11 +162,13 @@ class Engine:
         steps.weigh_by_global_rows(internals.loss_tracker(model))
         steps.build_when_updated(internals.compile_metrics(model), self.prepare)
         for metric in internals.single_metrics(model):
-            steps.weigh_scalars_by_rows(metric)
+            steps.weigh_wholes_by_rows(metric)
             if internals.is_keras_tracker(model, metric):
                 steps.weigh_outputs_by_global_rows(metric)
             elif type(metric) is keras.metrics.Mean:
                 track_shares_as_losses(metric)
+            else:
+                steps.keep_without_rows(metric)
 
     # --- building ---------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.by_row import is_by_row
 from keras_mirror.empty_parts import may_be_empty, with_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.rows import current_part
@@ -129,6 +130,7 @@ class GlobalLoss(keras.losses.Loss):
     def __init__(self, loss):
         super().__init__(name=loss.name, reduction=loss.reduction)
         self.wrapped = loss
+        self._by_row = {}
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         part = current_part()
@@ -138,9 +140,9 @@ class GlobalLoss(keras.losses.Loss):
         if may_be_empty() and internals.mask_of(y_pred) is None:
             y_true, y_pred = keras.tree.map_structure(with_a_row, (y_true, y_pred))
             sample_weight = None if sample_weight is None else with_a_row(sample_weight)
-        total, values = self._sum(y_true, y_pred, sample_weight)
-        if values is None or values.shape.rank == 0:
-            return self._share_of_scalar(y_true, y_pred, sample_weight)
+        total, values, by_row = self._sum(y_true, y_pred, sample_weight)
+        if not by_row:
+            return self._share_of_whole(y_true, y_pred, sample_weight, values)
         if self.wrapped.reduction in _MEANS:
             total = tf.math.divide_no_nan(total, self._denominator(values, _mask(y_pred, values), sample_weight, total.dtype))
         elif self.wrapped.reduction != "sum":
@@ -150,42 +152,51 @@ class GlobalLoss(keras.losses.Loss):
         return mark_as_share(total)
 
     def _sum(self, y_true, y_pred, sample_weight):
-        """The weighted sum over the local entries, and the entries themselves."""
+        """The weighted sum over the local entries, the entries, and whether there are some for each row."""
         seen = []
         summed = object.__new__(type(self.wrapped))  # copy.copy would go through the config and lose functions
         vars(summed).update(vars(self.wrapped), reduction="sum")
 
         def call(y_true, y_pred):
-            seen.append(self.wrapped.call(y_true, y_pred))
-            return seen[-1]
+            seen[:] = self.wrapped.call(y_true, y_pred), (y_true, y_pred)
+            return seen[0]
 
         summed.call = call
         total = tf.reduce_sum(summed(y_true, y_pred, sample_weight))  # Keras leaves a loss of no rows as it is
-        return total, (tf.convert_to_tensor(seen[-1]) if seen else None)
+        values = tf.convert_to_tensor(seen[0]) if seen else None
+        return total, values, values is not None and is_by_row(self.wrapped.call, seen[1], values, self._by_row)
 
     def _denominator(self, values, mask, sample_weight, dtype):
         if self.wrapped.reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
-            return global_sum(tf.cast(_weight_sum(sample_weight, mask, dtype), dtype))
+            return _global_sum_over_rows(tf.cast(_weight_sum(sample_weight, mask, dtype), dtype))
         if mask is None:
             return global_size(values, dtype)
         # Keras weighs a valid entry with size(mask) / valid and divides by size(values).
-        valid = global_sum(tf.reduce_sum(tf.cast(mask, dtype)))
+        valid = _global_sum_over_rows(tf.reduce_sum(tf.cast(mask, dtype)))
         return valid * tf.math.divide_no_nan(tf.cast(tf.size(values), dtype), tf.cast(tf.size(mask), dtype))
 
-    def _share_of_scalar(self, y_true, y_pred, sample_weight):
+    def _share_of_whole(self, y_true, y_pred, sample_weight, values):
         name = self.wrapped.name
+        shape = f"numbers of shape {values.shape}" if values is not None and values.shape.rank else "one number"
         warn_once(
             ("scalar loss", name),
-            f"The loss {name!r} returns one number for a batch instead of one per row, so it cannot be told if that is a mean; "
+            f"The loss {name!r} returns {shape} for a batch instead of one per row, so it cannot be told if that is a mean; "
             "it is weighed by each replica's share of the rows, which is right for a mean over rows. Return one loss per row "
             "(for example keras.ops.mean(..., axis=-1)) to be exact.",
             code="KM204",
         )
-        value = self.wrapped(y_true, y_pred, sample_weight)
-        return mark_as_share(tf.math.multiply_no_nan(value, current_part().share(value.dtype)))
+        value, part = self.wrapped(y_true, y_pred, sample_weight), current_part()
+        if values is not None and values.shape.rank and self.wrapped.reduction in _MEANS:
+            value *= part.strategy.num_replicas_in_sync  # which Keras divided by
+        return mark_as_share(tf.math.multiply_no_nan(value, part.share(value.dtype)))
 
     def get_config(self):
         return self.wrapped.get_config()
+
+
+def _global_sum_over_rows(value):
+    """`global_sum` of what was added up over rows: the row that stands in for none may look like one, and counts nothing."""
+    return global_sum(tf.where(current_part().rows > 0, value, tf.zeros_like(value)) if may_be_empty() else value)
 
 
 def _mask(y_pred, values):

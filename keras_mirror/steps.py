@@ -1,9 +1,13 @@
 """What one replica does with its part: Keras' own train and test step, with global denominators."""
 
+import functools
+
 import keras
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.by_row import is_by_row
+from keras_mirror.empty_parts import may_be_empty
 from keras_mirror.losses import global_size, is_share
 from keras_mirror.rows import current_part
 
@@ -125,35 +129,58 @@ def build_when_updated(metrics, built):
 
 
 def track_shares_as_losses(metric):
-    """Lets a `Mean` that is given this replica's share of the loss track the loss itself."""
+    """Lets a `Mean` that is given this replica's share of the loss track the loss itself, anything else where there are rows."""
     if "update_state" in vars(metric):
         return
 
     def update_state(values, sample_weight=None):
-        part = current_part()
         if is_share(values):
-            values = values * part.strategy.num_replicas_in_sync
-        return type(metric).update_state(metric, values, sample_weight=sample_weight)
+            values = values * current_part().strategy.num_replicas_in_sync
+            return type(metric).update_state(metric, values, sample_weight=sample_weight)
+        return _kept_without_rows(metric, lambda: type(metric).update_state(metric, values, sample_weight=sample_weight))
 
     internals.set_attribute(metric, "update_state", update_state)
 
 
-def weigh_scalars_by_rows(metric):
-    """Lets a metric made of a function that returns one number for a batch weigh it by the replica's rows.
+def keep_without_rows(metric):
+    """Leaves a metric of the user's own class as it was where a replica has no rows, of which a mean is NaN."""
+    own = metric.update_state
+    if type(metric).__module__.split(".")[0] == "keras" or "update_state" in vars(metric):
+        return
+
+    def update_state(*args, **kwargs):
+        return _kept_without_rows(metric, lambda: own(*args, **kwargs))
+
+    internals.set_attribute(metric, "update_state", update_state)
+
+
+def _kept_without_rows(metric, update):
+    if not may_be_empty():
+        return update()
+    before = [tf.identity(variable) for variable in metric.variables]
+    result = update()
+    for variable, value in zip(metric.variables, before):
+        variable.assign(tf.where(current_part().rows > 0, variable, value))
+    return result
+
+
+def weigh_wholes_by_rows(metric):
+    """Lets a metric made of a function that returns numbers for a batch, not for its rows, weigh them by the replica's rows.
 
     One device counts each batch once. The replicas count it once together: each as much as its
     share of the rows, and a replica without rows, whose number may be NaN, not at all.
     """
     if type(metric) is not keras.metrics.MeanMetricWrapper or "update_state" in vars(metric):
         return
+    known = {}
 
     def update_state(y_true, y_pred, sample_weight=None):
         part = current_part()
         values = None if part is None else tf.convert_to_tensor(internals.metric_values(metric, y_true, y_pred))
-        if values is None or values.shape.rank != 0:
+        if values is None or is_by_row(functools.partial(internals.metric_values, metric), (y_true, y_pred), values, known):
             return type(metric).update_state(metric, y_true, y_pred, sample_weight=sample_weight)
         share = part.share("float32")
-        values = tf.where(share > 0, tf.cast(values, "float32"), 0.0)
+        values = tf.where(share > 0, tf.cast(values, "float32"), tf.zeros_like(values, "float32"))
         return keras.metrics.Mean.update_state(metric, values, sample_weight=share)
 
     internals.set_attribute(metric, "update_state", update_state)

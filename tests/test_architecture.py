@@ -42,6 +42,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "readings",
     "multiworker",
     "empty_parts",
+    "by_row",
     "losses",
     "optimizers",
     "normalization",

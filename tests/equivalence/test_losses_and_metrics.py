@@ -148,9 +148,75 @@ def entry_loss(y_true, y_pred):
     return ops.square(y_true - y_pred)
 
 
-@pytest.mark.parametrize("loss", [scalar_loss, row_loss, entry_loss, WholeLoss])
+def column_loss(y_true, y_pred):
+    return ops.mean(ops.square(y_true - y_pred), 0)
+
+
+def kept_loss(y_true, y_pred):
+    return ops.mean(ops.square(y_true - y_pred), keepdims=True)
+
+
+@pytest.mark.parametrize("loss", [scalar_loss, row_loss, entry_loss, WholeLoss, column_loss, kept_loss])
 def test_function_losses(loss):
-    assert_equal(mlp(loss=loss() if loss is WholeLoss else loss), fit(X, Y), 3)
+    metrics = None if loss is WholeLoss else lambda: [loss]
+    assert_equal(mlp(loss=loss() if loss is WholeLoss else loss, metrics=metrics), fit(X, Y), 3)
+
+
+@pytest.mark.parametrize("batch_size", [6, 9])
+def test_as_many_columns_as_rows(batch_size):
+    """Three numbers for a batch on replicas of three (two) rows: no shape tells that they are not for the rows."""
+    build = mlp(loss=column_loss, outputs=3, metrics=lambda: [column_loss])
+    assert_equal(build, fit(X[:18], CLASSES[:18], batch_size=batch_size), 3)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, -1, 255])
+@pytest.mark.parametrize("rows", [29, 1])
+def test_ignored_class(k, rows):
+    loss = lambda: L.SparseCategoricalCrossentropy(from_logits=True, ignore_class=k)  # noqa: E731
+    labels = np.where(LABELS == 2, k, LABELS)
+    labels[28] = 1 - k if k in (0, 1) else 0
+    assert_equal(mlp(SMALL, loss, 3), fit(X[-rows:], labels[-rows:], epochs=1), 3)
+
+
+class MeanOfBatches(keras.metrics.Metric):
+    """Counts batches, and adds up a mean of each: NaN of no rows."""
+
+    def __init__(self, name="mean_of_batches"):
+        super().__init__(name=name)
+        self.total = self.add_weight(shape=(), initializer="zeros", name="total")
+        self.batches = self.add_weight(shape=(), initializer="zeros", name="batches")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.mean(ops.abs(y_true)))
+        self.batches.assign_add(1.0)
+
+    def result(self):
+        return self.total / self.batches
+
+
+class OwnMean(keras.Model):
+    """A `Mean` of what the step makes of its rows."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.size = keras.metrics.Mean(name="size")
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.size.update_state(tf.reduce_mean(tf.abs(data[1])))
+        return {**logs, "size": self.size.result()}
+
+
+def test_metrics_of_batches_leave_replicas_without_rows_out():
+    def build():
+        inputs = keras.Input((6,))
+        model = OwnMean(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", metrics=[MeanOfBatches()])
+        return model
+
+    history = km.mirrored_model(build, devices=3).fit(X[:7], Y[:7], batch_size=6, shuffle=False, verbose=0).history
+    means = [np.abs(part).mean() for part in (Y[:2], Y[2:4], Y[4:6], Y[6:7])]  # the second batch is one row of one replica
+    assert history["mean_of_batches"] == pytest.approx([np.mean(means)]) and history["size"] == pytest.approx([np.mean(means)])
 
 
 @pytest.mark.parametrize("loss", [scalar_loss, row_loss, entry_loss])
