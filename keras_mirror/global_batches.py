@@ -12,6 +12,7 @@ from keras_mirror.distribution import ReplicaDataset, one_after_another, per_rep
 from keras_mirror.errors import warn_once
 from keras_mirror.places import is_library
 from keras_mirror.provenance import recording_creator
+from keras_mirror.randomness import drawing_without_seed
 from keras_mirror.rows import Part, RowCounter, current_part, rows_per_replica, working_on
 
 TRACES_BEFORE_WARNING = 5
@@ -245,7 +246,7 @@ class GlobalBatchStrategy:
 
         def on_replica(*args, **kwargs):
             replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-            with working_on(Part(self, replica, rows[replica], global_rows, even)) as part:
+            with working_on(Part(self, replica, rows[replica], global_rows, even)) as part, drawing_without_seed(self):
                 result = converted(*args, **kwargs)
             _warn_of_wrong_factors(name, part)
             return result

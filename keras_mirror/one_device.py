@@ -4,6 +4,7 @@ import contextlib
 
 import tensorflow as tf
 
+from keras_mirror.randomness import drawing_without_seed
 from keras_mirror.rows import Part, rows_of, working_on
 from keras_mirror.shadowing import shadowed
 
@@ -44,4 +45,5 @@ def as_one_device(strategy, batch):
     )
     part = working_on(Part(strategy, 0, rows, rows, True, alone=True))
     with strategy.scope(), alone, _OnlyReplica(strategy, 0), tf.device(strategy.extended.worker_devices[0]), part:
-        yield
+        with drawing_without_seed(strategy):
+            yield

@@ -40,4 +40,4 @@ class Snapshot:
         set_host_state(self._host)
         internals.set_eager_seeds(self._eager)
         if not self._had_global_seed:
-            internals.forget_global_seed()
+            internals.set_global_seed_generator(None)

@@ -364,7 +364,7 @@ def test_epoch_iterator_and_logs(data, build_fn):
 
 
 def test_random_states_can_be_put_back():
-    """Delete `eager_seeds` and `forget_global_seed` once TensorFlow and Keras tell and take their random state publicly."""
+    """Delete `eager_seeds` and `set_global_seed_generator` once TensorFlow and Keras tell and take their random state publicly."""
     tf.random.set_seed(3)
     before = internals.eager_seeds()
     tf.random.normal([2])
@@ -372,7 +372,7 @@ def test_random_states_can_be_put_back():
     internals.set_eager_seeds(before)
     assert internals.eager_seeds() == before
 
-    internals.forget_global_seed()
+    internals.set_global_seed_generator(None)
     assert internals.global_seed_generator() is None
     keras.random.normal((2,))
     assert internals.global_seed_generator() is not None

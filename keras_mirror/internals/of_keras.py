@@ -7,9 +7,9 @@ from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
 
-def forget_global_seed():
-    """Removes that generator, so that the next draw makes it anew."""
-    global_state.set_global_attribute("global_seed_generator", None)
+def set_global_seed_generator(generator):
+    """Makes the next draws without a seed in this thread come from `generator`; with None, from one made anew."""
+    global_state.set_global_attribute("global_seed_generator", generator)
 
 
 def global_seed_generator():
