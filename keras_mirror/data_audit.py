@@ -14,7 +14,7 @@ from keras_mirror.deliveries import Facts, gather, probe_py_dataset
 from keras_mirror.feeds import Distributed, Split, is_endless_py_dataset, is_plain, kind_of
 from keras_mirror.pipeline_findings import pipeline_findings
 from keras_mirror.pipelines import is_endless
-from keras_mirror.report import Report, axes_or_new
+from keras_mirror.report import UNKNOWN, Report, axes_or_new
 
 SEVERITIES = ("error", "warning", "note")
 BARS = 60  # more rows than this are drawn in groups
@@ -53,8 +53,8 @@ class DataAudit(Report):
                 "steps": epoch.steps,
                 "rows": sum(epoch.rows),
                 **{f"replica {index}": rows for index, rows in enumerate(epoch.rows)},
-                "not delivered": len(epoch.missing) if facts.steady and not epoch.unknown else "?",
-                "repeated": len(epoch.repeated) if facts.steady else "?",
+                "not delivered": len(epoch.missing) if facts.steady and not epoch.unknown else UNKNOWN,
+                "repeated": len(epoch.repeated) if facts.steady else UNKNOWN,
                 "unknown": epoch.unknown,
             }
             for epoch in facts.epochs

@@ -59,6 +59,10 @@ def counted(number, word="row"):
     return f"{number} {word if number == 1 else _plural(word)}"
 
 
+def _are(number):
+    return "is" if number == 1 else "are"
+
+
 def _plural(word):
     return {"index": "indices"}.get(word, f"{word}s")
 
@@ -110,7 +114,7 @@ def _used_up(facts):
     if facts.used_up:
         rows, epochs, _ = _union(facts, "lost")
         first, again = facts.used_up
-        where = f"; {counted(len(rows))} are missing {in_epochs(facts, epochs)} ({listed(rows)})" if len(rows) else ""
+        where = f"; {counted(len(rows))} {_are(len(rows))} missing {in_epochs(facts, epochs)} ({listed(rows)})" if len(rows) else ""
         yield DataFinding(
             "KM311",
             "error",
@@ -136,7 +140,7 @@ def _lost(facts):
         yield DataFinding(
             "KM320",
             "error",
-            f"{counted(most)} are lost before training: Keras builds the model from a batch of the generator, reads ahead, and "
+            f"{counted(most)} {_are(most)} lost before training: Keras builds the model from a batch of the generator, reads ahead, and "
             f"starts again ({listed(rows)})",
             "Build with keras_mirror.mirrored_model, which builds without a batch, or pass a tf.data.Dataset",
             tuple(rows.tolist()),
@@ -184,7 +188,7 @@ def _extra(facts):
         yield DataFinding(
             "KM303",
             "error",
-            f"{counted(most)} are given to several replicas in one step {in_epochs(facts, epochs)} "
+            f"{counted(most)} {_are(most)} given to several replicas in one step {in_epochs(facts, epochs)} "
             f"({listed(rows)}; {_receivers(facts, rows)})",
             "Let each replica have rows of its own: hand the dataset of global batches to strategy.experimental_distribute_dataset",
             tuple(rows.tolist()),
@@ -195,7 +199,7 @@ def _extra(facts):
         yield DataFinding(
             "KM302",
             "error",
-            f"{counted(most)} are delivered more often than the source holds them {in_epochs(facts, epochs)} "
+            f"{counted(most)} {_are(most)} delivered more often than the source holds them {in_epochs(facts, epochs)} "
             f"({listed(rows)}; {_receivers(facts, rows)})",
             "Look for a repeat(), overlapping shards, or a generator that starts again before it ends",
             tuple(rows.tolist()),
@@ -222,8 +226,8 @@ def _changed(facts):
         yield DataFinding(
             "KM322",
             "warning",
-            f"{counted(most)} delivered {in_epochs(facts, having)} hold{'s' * (most == 1)} something that no row of the source holds: "
-            "a map or padding changed them, or they are other rows",
+            f"{counted(most)} delivered {in_epochs(facts, having)} hold{'s' * (most == 1)} something that no row of the "
+            "source holds: a map or padding changed them, or they are other rows",
             "Pass the source as it is after all maps that change what a row holds",
         )
     elif facts.steady and having and facts.kind == "dataset function":
@@ -244,8 +248,8 @@ def _changed(facts):
                 "KM304",
                 "warning",
                 f"The data yields other rows each time it is read, and not as many: {_numbers(facts)}",
-                "Look for what leaves rows out or draws them at random while it reads (a generator or a function that keeps a count, a "
-                "random filter, files that are still written), and make it yield the same rows each time",
+                "Look for what leaves rows out or draws them at random while it reads (a generator or a function that keeps a "
+                "count, a random filter, files that are still written), and make it yield the same rows each time",
             )
 
 
