@@ -200,9 +200,9 @@ def compare(each, sums):
 
     Returns:
         `(reference, differs)`: the first replica whose copy most replicas have (replica 0 on a tie), where
-        one with fewer NaN comes before all that have more; and a dict of replica to the largest absolute difference of its copy from that one: NaN
-        where only one of the two is NaN, infinite where only one is. Copies whose bits differ but whose
-        numbers do not (0.0 and -0.0, kinds of NaN) are not in it.
+        one with fewer NaN comes before all that have more; and a dict of replica to the largest absolute
+        difference of its copy from that one: NaN where only one of the two is NaN, infinite where only one is. Copies
+        whose bits differ but whose numbers do not (0.0 and -0.0, kinds of NaN) are not in it.
     """
     counts = collections.Counter(sums)
     nans = (

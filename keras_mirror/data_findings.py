@@ -140,8 +140,8 @@ def _lost(facts):
         yield DataFinding(
             "KM320",
             "error",
-            f"{counted(most)} {_are(most)} lost before training: Keras builds the model from a batch of the generator, reads ahead, and "
-            f"starts again ({listed(rows)})",
+            f"{counted(most)} {_are(most)} lost before training: Keras builds the model from a batch of the generator, "
+            f"reads ahead, and starts again ({listed(rows)})",
             "Build with keras_mirror.mirrored_model, which builds without a batch, or pass a tf.data.Dataset",
             tuple(rows.tolist()),
         )

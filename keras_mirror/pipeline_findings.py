@@ -96,8 +96,9 @@ def _changing_sides(facts):
         yield DataFinding(
             "KM306",
             "warning",
-            f"{' and '.join(kinds)} after shuffle selects other rows each time the dataset is read: {counted(len(moving))} change{'s' * (len(moving) == 1)} "
-            f"sides between readings ({listed(moving)}), so training sees rows that were kept for validation",
+            f"{' and '.join(kinds)} after shuffle selects other rows each time the dataset is read: "
+            f"{counted(len(moving))} change{'s' * (len(moving) == 1)} sides between readings "
+            f"({listed(moving)}), so training sees rows that were kept for validation",
             "Split before shuffling, or write shuffle(..., reshuffle_each_iteration=False)",
             tuple(moving.tolist()),
         )
