@@ -213,8 +213,10 @@ def _look_whether_steady(facts, read_source):
     if facts.steady:
         return
     facts.numbers = [len(rows) for rows in facts.alone] or [len(facts.source), len(again)]
-    due = [facts.numbers[epoch if limited else 0] for epoch in range(len(facts.readings))]
-    facts.same_number = len(facts.source) == len(again) and due == [len(reading) for reading in facts.readings]
+    read = [len(reading) for reading in facts.readings]
+    due = [facts.numbers[epoch % len(facts.alone) if facts.alone else 0] for epoch in range(len(read))]
+    unlimited = facts.steps is None or facts.alone  # else one device read more than so many steps
+    facts.same_number = len(facts.source) == len(again) and (due == read or not unlimited)
     none = np.zeros(0, int)
     facts.epochs = [
         dataclasses.replace(epoch, missing=none, repeated=none, lost=none, extra=none, short=0) for epoch in facts.epochs

@@ -306,6 +306,7 @@ class Other(Rows):
 def test_a_py_dataset_that_shuffles_while_it_is_read_is_told_from_one_that_augments():
     report = km.audit_data(Other("shuffled"), 3, 2)
     assert codes(report) == {"KM319"} and report and "(indices 0-2)" in str(report)
+    assert codes(km.audit_data(Other("flipped"), 3, 2, steps=2)) == {"KM304"}
     report = km.audit_data(Other("flipped"), 3, 2)
     assert codes(report) == {"KM304"} and not report and [sum(epoch.rows) for epoch in report.epochs] == [29, 29]
 
