@@ -48,6 +48,7 @@ CODES = {
     "KM319": "A PyDataset that changes while it is read",
     "KM320": "Building uses up a generator",
     "KM321": "The audit used the generator up",
+    "KM322": "Rows that the given source does not hold",
     "KM401": "State that every replica updates by itself",
     "KM402": "Copies of a weight, of optimizer state or of a random seed differ",
     "KM601": "A save is damaged",

@@ -20,7 +20,8 @@ class Difference:
 
     Attributes:
         copies: Its `Copies`.
-        reference: int, the replica that the others are compared with: the first that holds what most hold.
+        reference: int, the replica that the others are compared with: the first that holds what most hold, but none
+            with NaN where another has fewer.
         largest: Dict of replica to the largest absolute difference of its copy from that of `reference`.
         repaired: How the copies were made equal, `""` if they were not.
     """
@@ -90,7 +91,7 @@ class Check:
 class Checker:
     """Checks the copies of one model's variables, as often as asked.
 
-    The checksums are one `tf.function`, traced again only when the model has other variables.
+    The checksums are one graph, traced again only when the model has other variables.
 
     Args:
         model: A `keras.Model` made in a strategy's scope.
@@ -156,7 +157,7 @@ def compare_replicas(model, *, repair=False, tolerance=0.0):
             `tf.distribute.MirroredStrategy`.
         repair: Whether to make copies that differ equal: floats that each replica updates by itself
             (statistics of a layer) are averaged, anything else is copied from the replica whose value
-            most replicas hold.
+            most replicas hold, but not a NaN if another has a number.
         tolerance: Largest difference of floats that is let pass.
 
     Returns:

@@ -113,7 +113,7 @@ def _with_unique_paths(mirrored):
 
 
 def checksum_function(mirrored):
-    """A `tf.function` that returns the checksums of all copies, an int64 array of `[replica, variable]`.
+    """A function in a graph that returns the checksums of all copies, an int64 array of `[replica, variable]`.
 
     Each replica's device sums the bits of its own copies, each entry times an odd number of its place,
     wrapping around at 64 bits: equal copies have equal sums, one entry that differs always shows, and
@@ -128,7 +128,8 @@ def checksum_function(mirrored):
         with tf.device("CPU:0"):
             return tf.stack(rows)
 
-    return tf.function(tf.autograph.experimental.do_not_convert(checksums))
+    # Concrete, as TensorFlow counts the calls of all functions made on this line and takes a function a model for retracing.
+    return tf.function(tf.autograph.experimental.do_not_convert(checksums)).get_concrete_function()
 
 
 def _checksums_of_replica(copies):
@@ -191,23 +192,34 @@ def _odd_numbers(count):
 
 
 def compare(each, sums):
-    """Compares the copies of one variable with those that most replicas agree on.
+    """Compares the copies of one variable with those that most replicas agree on, of those with the fewest NaN.
 
     Args:
         each: The `Copies`.
         sums: Checksum of each copy.
 
     Returns:
-        `(reference, differs)`: the first replica whose copy most replicas have (replica 0 on a tie),
-        and a dict of replica to the largest absolute difference of its copy from that one: NaN
-        where only one of the two is NaN, infinite where only one is. Copies whose bits differ but whose
-        numbers do not (0.0 and -0.0, kinds of NaN) are not in it.
+        `(reference, differs)`: the first replica whose copy most replicas have (replica 0 on a tie), where
+        one with fewer NaN comes before all that have more; and a dict of replica to the largest absolute
+        difference of its copy from that one: NaN where only one of the two is NaN, infinite where only one is. Copies
+        whose bits differ but whose numbers do not (0.0 and -0.0, kinds of NaN) are not in it.
     """
     counts = collections.Counter(sums)
-    reference = max(range(len(sums)), key=lambda replica: (counts[sums[replica]], -replica))
+    nans = (
+        {checksum: _nans(each.copies[sums.index(checksum)]) for checksum in counts} if len(counts) > 1 else dict.fromkeys(counts, 0)
+    )
+    reference = max(range(len(sums)), key=lambda replica: (-nans[sums[replica]], counts[sums[replica]], -replica))
     others = [replica for replica, checksum in enumerate(sums) if checksum != sums[reference]]
     found = {replica: _difference(each.copies[reference], each.copies[replica]) for replica in others}
     return reference, {replica: largest for replica, largest in found.items() if largest is not None}
+
+
+def _nans(copy):
+    """How many entries are no numbers."""
+    if not (copy.dtype.is_floating or copy.dtype.is_complex):
+        return 0
+    with tf.device(copy.device):
+        return int(tf.math.count_nonzero(tf.math.is_nan(tf.abs(copy.read_value()))))
 
 
 def _difference(one, other):

@@ -14,7 +14,7 @@ from keras_mirror.deliveries import Facts, gather, probe_py_dataset
 from keras_mirror.feeds import Distributed, Split, is_endless_py_dataset, is_plain, kind_of
 from keras_mirror.pipeline_findings import pipeline_findings
 from keras_mirror.pipelines import is_endless
-from keras_mirror.report import Report, axes_or_new
+from keras_mirror.report import UNKNOWN, Report, axes_or_new
 
 SEVERITIES = ("error", "warning", "note")
 BARS = 60  # more rows than this are drawn in groups
@@ -29,7 +29,8 @@ class DataAudit(Report):
         findings: List of `DataFinding` with `code`, `severity`, `what`, `remedy`, `rows`; errors first.
         epochs: List of `EpochDeliveries` with `epoch`, `steps`, `rows` (of each replica), `empty_parts`,
             `missing` and `repeated` (positions of rows in the source), `unknown`, and `lost` and `extra`
-            (against one device).
+            (against one device). The four are empty, and `?` in the table, where rows change from
+            reading to reading, so that which is which cannot be known.
         deliveries: Structured array, one entry a row delivered, with the fields `epoch` (from 1), `step`
             and `replica` (from 0) and `row` (position in the source, -1 if it does not hold the row).
         source_rows: int, rows of the source.
@@ -52,12 +53,13 @@ class DataAudit(Report):
                 "steps": epoch.steps,
                 "rows": sum(epoch.rows),
                 **{f"replica {index}": rows for index, rows in enumerate(epoch.rows)},
-                "not delivered": len(epoch.missing),
-                "repeated": len(epoch.repeated),
+                "not delivered": len(epoch.missing) if facts.steady and not epoch.unknown else UNKNOWN,
+                "repeated": len(epoch.repeated) if facts.steady else UNKNOWN,
                 "unknown": epoch.unknown,
             }
             for epoch in facts.epochs
         ]
+        self._undrawn = sum(epoch.unknown for epoch in facts.epochs)
         super().__init__(f"Data audit: {_verdict(facts)}", columns, rows, [str(finding) for finding in findings])
 
     def __bool__(self):
@@ -87,7 +89,9 @@ class DataAudit(Report):
         ax.axhline(len(self.epochs), color="black", linestyle="--", linewidth=1, label="once an epoch")
         ax.set_ylim(0, max(1.0, len(self.epochs), floor.max()) * 1.1)
         ax.yaxis.get_major_locator().set_params(integer=True)
-        ax.set(xlabel="row of the source", ylabel="times delivered", title=f"Deliveries in {counted(len(self.epochs), 'epoch')}")
+        undrawn = f" ({counted(self._undrawn)} not recognised)" if self._undrawn else ""
+        title = f"Deliveries in {counted(len(self.epochs), 'epoch')}{undrawn}"
+        ax.set(xlabel="row of the source", ylabel="times delivered", title=title)
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
         return ax
 
@@ -105,7 +109,8 @@ def audit_data(dataset, strategy, epochs=1, *, batch_size=None, steps=None, sour
     positions of rows are positions there.
 
     Costs `epochs + 1` passes over the data, one or two more where the pipeline shuffles, shards,
-    selects or repeats (with `steps`: `2 * epochs` times so many batches), and 8 bytes a row and epoch.
+    selects or repeats (with `steps`: `2 * epochs` times so many batches), one or three more where rows do
+    not arrive as expected, to see whether they change from reading to reading, and 8 bytes a row and epoch.
     A Python generator is used up, a shuffle moves on to its next order, `on_epoch_begin` and
     `on_epoch_end` of a PyDataset are called; the random states of Python and NumPy are put back.
 
@@ -126,7 +131,8 @@ def audit_data(dataset, strategy, epochs=1, *, batch_size=None, steps=None, sour
         A `DataAudit`, true when there is a finding that is more than a note.
 
     Raises:
-        TypeError: For data that `fit` does not take, a strategy that is none, or `ignore` that is a string.
+        TypeError: For data that `fit` does not take, a function of a context that makes no dataset, a
+            strategy that is none, or `ignore` that is a string.
         ValueError: For data without end and no `steps`, data without rows, a distributed dataset
             without `source`, unknown codes, or a strategy of several workers.
 
@@ -218,15 +224,36 @@ def _verdict(facts):
         return f"the data cannot be split over {facts.replicas} replicas"
     if any(reading.empty_batch is not None for reading in facts.readings):
         return "the data holds a batch without rows"
+    suffix = f"; {counted(facts.beyond)} more are never read" if facts.beyond else ""
+    if not facts.steady:
+        return _verdict_of_changing_rows(facts) + suffix
     unknown = max(epoch.unknown for epoch in facts.epochs)
-    suffix = f"; {counted(unknown)} of an epoch are not in the source" if unknown else ""
-    suffix += f"; {counted(facts.beyond)} more are never read" if facts.beyond else ""
+    if unknown:
+        whole = facts.steps is None
+        missing = max(len(epoch.missing) for epoch in facts.epochs)
+        source = f" and {missing} of its {counted(len(facts.source))} are not recognised" if whole else ""
+        return f"{counted(unknown)} of an epoch are not in the source{source} {_when(facts)}{suffix}"
     if facts.steps is not None:
         return _verdict_of_steps(facts) + suffix
     words = [_told(facts, "missing", "reach", "no replica"), _told(facts, "repeated", "arrive", "more than once")]
     if not any(words):
         words = [f"every one of {len(facts.source)} rows reaches exactly one replica {_when(facts)}"]
     return " and ".join(word for word in words if word) + suffix
+
+
+def _verdict_of_changing_rows(facts):
+    if not facts.same_number and facts.kind == "dataset function" and len(set(facts.numbers)) == 1:
+        got = max((sum(epoch.rows) for epoch in facts.epochs), key=lambda rows: abs(rows - facts.numbers[0]))
+        return f"the replicas get {counted(got)} and one device {facts.numbers[0]} {_when(facts)}"
+    if not facts.same_number:
+        return "the data yields other rows each time it is read, and not as many, so nobody can tell whether all reach a replica"
+    numbers = sorted({sum(epoch.rows) for epoch in facts.epochs})
+    told = counted(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {counted(numbers[-1])}"
+    steps = f" of {counted(facts.steps, 'step')}" if facts.steps is not None else ""
+    return (
+        f"the replicas get {told}, as many as one device, {_when(facts)}{steps}; "
+        "which ones cannot be told, as rows change from reading to reading"
+    )
 
 
 def _verdict_of_steps(facts):

@@ -6,6 +6,7 @@ import numpy as np
 
 from keras_mirror.deliveries import Facts
 from keras_mirror.distribution import NO_ROWS
+from keras_mirror.steadiness import draws_numbers
 
 FEW = 6
 WITHOUT_EMPTY = "Leave empty batches out, for example with dataset.filter"
@@ -50,12 +51,20 @@ def listed(numbers, word="row"):
             runs.append([number, number])
     text = ", ".join(str(start) if start == stop else f"{start}-{stop}" for start, stop in runs[:FEW])
     more = sum(stop - start + 1 for start, stop in runs[FEW:])
-    return f"{word}{'s' * (len(numbers) != 1)} {text}" + (f" and {more} more" if more else "")
+    return f"{word if len(numbers) == 1 else _plural(word)} {text}" + (f" and {more} more" if more else "")
 
 
 def counted(number, word="row"):
     """E.g. `1 row` or `5 rows`."""
-    return f"{number} {word}{'s' * (number != 1)}"
+    return f"{number} {word if number == 1 else _plural(word)}"
+
+
+def _are(number):
+    return "is" if number == 1 else "are"
+
+
+def _plural(word):
+    return {"index": "indices"}.get(word, f"{word}s")
 
 
 def in_epochs(facts, epochs):
@@ -81,7 +90,7 @@ def delivery_findings(facts: Facts):
         else:
             yield DataFinding("KM314", "error", what[0].upper() + what[1:], "Add .batch(n) to the dataset")
         return
-    for check in (_empty_batches, _used_up, _lost, _extra, _unknown, _empty_parts, _py_dataset, _generator):
+    for check in (_empty_batches, _used_up, _lost, _extra, _changed, _empty_parts, _py_dataset, _generator):
         yield from check(facts)
 
 
@@ -105,7 +114,7 @@ def _used_up(facts):
     if facts.used_up:
         rows, epochs, _ = _union(facts, "lost")
         first, again = facts.used_up
-        where = f"; {counted(len(rows))} are missing {in_epochs(facts, epochs)} ({listed(rows)})" if len(rows) else ""
+        where = f"; {counted(len(rows))} {_are(len(rows))} missing {in_epochs(facts, epochs)} ({listed(rows)})" if len(rows) else ""
         yield DataFinding(
             "KM311",
             "error",
@@ -119,11 +128,11 @@ def _used_up(facts):
 def _lost(facts):
     rows, epochs, most = _union(facts, "lost")
     short = sum(epoch.short for epoch in facts.epochs)
-    changed = sum(epoch.unknown for epoch in facts.epochs)
+    changed = max((epoch.unknown for epoch in facts.epochs), default=0)
     if facts.used_up:
         epochs, rows = [1] * (1 in epochs), facts.epochs[0].lost
         most = len(rows)
-    if _stopped(facts) or (not len(rows) and not short) or (changed and not facts.source_given):
+    if _stopped(facts) or (not len(rows) and not short) or (facts.source_given and most <= changed):
         return
     if facts.kind == "dataset function" and not facts.source_given:
         yield _depends_on_replicas(facts, rows, epochs)
@@ -131,8 +140,8 @@ def _lost(facts):
         yield DataFinding(
             "KM320",
             "error",
-            f"{counted(most)} are lost before training: Keras builds the model from a batch of the generator, reads ahead, and "
-            f"starts again ({listed(rows)})",
+            f"{counted(most)} {_are(most)} lost before training: Keras builds the model from a batch of the generator, "
+            f"reads ahead, and starts again ({listed(rows)})",
             "Build with keras_mirror.mirrored_model, which builds without a batch, or pass a tf.data.Dataset",
             tuple(rows.tolist()),
         )
@@ -140,8 +149,8 @@ def _lost(facts):
         yield DataFinding(
             "KM301",
             "error",
-            f"{most} of {counted(len(facts.source))} reach{'es' * (most == 1)} no replica {in_epochs(facts, epochs)} "
-            f"({listed(rows)})",
+            f"{'at least ' * bool(changed)}{most - changed} of {counted(len(facts.source))} reach{'es' * (most - changed == 1)} no "
+            f"replica {in_epochs(facts, epochs)} ({'not recognised: ' * bool(changed)}{listed(rows)})",
             "Distribute the whole dataset with strategy.experimental_distribute_dataset, which hands every row to one replica",
             tuple(rows.tolist()),
         )
@@ -156,15 +165,17 @@ def _lost(facts):
 
 def _depends_on_replicas(facts, rows, epochs):
     got = sum(facts.epochs[0].rows)
+    alone = len(facts.alone[0]) if facts.alone else len(facts.source)
+    other = f" (other: {listed(rows)})" if len(rows) else ""
     return DataFinding(
         "KM303",
         "error",
-        f"The rows depend on the number of replicas: one replica alone is given {counted(len(facts.source))}, "
-        f"{facts.replicas} replicas together {got} {in_epochs(facts, epochs)} (other: {listed(rows)})",
+        f"The rows depend on the number of replicas: one replica alone is given {counted(alone)}, "
+        f"{facts.replicas} replicas together {got} {in_epochs(facts, epochs)}{other}",
         "Shard by context.num_input_pipelines and context.input_pipeline_id alone, and batch by "
         "context.get_per_replica_batch_size(global_batch_size); or hand the dataset of global batches to "
         "strategy.experimental_distribute_dataset",
-        tuple(rows.tolist()),
+        tuple(int(row) for row in rows),
     )
 
 
@@ -177,7 +188,7 @@ def _extra(facts):
         yield DataFinding(
             "KM303",
             "error",
-            f"{counted(most)} are given to several replicas in one step {in_epochs(facts, epochs)} "
+            f"{counted(most)} {_are(most)} given to several replicas in one step {in_epochs(facts, epochs)} "
             f"({listed(rows)}; {_receivers(facts, rows)})",
             "Let each replica have rows of its own: hand the dataset of global batches to strategy.experimental_distribute_dataset",
             tuple(rows.tolist()),
@@ -188,7 +199,7 @@ def _extra(facts):
         yield DataFinding(
             "KM302",
             "error",
-            f"{counted(most)} are delivered more often than the source holds them {in_epochs(facts, epochs)} "
+            f"{counted(most)} {_are(most)} delivered more often than the source holds them {in_epochs(facts, epochs)} "
             f"({listed(rows)}; {_receivers(facts, rows)})",
             "Look for a repeat(), overlapping shards, or a generator that starts again before it ends",
             tuple(rows.tolist()),
@@ -208,23 +219,58 @@ def _receivers(facts, rows):
     return "on " + listed(np.concatenate(found), "replica")
 
 
-def _unknown(facts):
-    having = [epoch for epoch in facts.epochs if epoch.unknown]
-    if not having:
-        return
-    most = max(epoch.unknown for epoch in having)
-    remedy = (
-        "Pass the source as it is after all maps that change what a row holds"
-        if facts.source_given
-        else "Seed the map, or audit the dataset before it: rows are told apart by what they hold"
-    )
-    yield DataFinding(
-        "KM304",
-        "warning",
-        f"{counted(most)} delivered {in_epochs(facts, [epoch.epoch for epoch in having])} hold something that no row of the source "
-        "holds: a random map or padding changes them, so nobody can tell whether each arrived once",
-        remedy,
-    )
+def _changed(facts):
+    having = [epoch.epoch for epoch in facts.epochs if epoch.unknown]
+    most = max((epoch.unknown for epoch in facts.epochs), default=0)
+    if facts.source_given and having:
+        yield DataFinding(
+            "KM322",
+            "warning",
+            f"{counted(most)} delivered {in_epochs(facts, having)} hold{'s' * (most == 1)} something that no row of the "
+            "source holds: a map or padding changed them, or they are other rows",
+            "Pass the source as it is after all maps that change what a row holds",
+        )
+    elif facts.steady and having and facts.kind == "dataset function":
+        yield _depends_on_replicas(facts, (), having)
+    elif not facts.steady and not facts.changing and not len(facts.moving):
+        if facts.same_number:
+            yield DataFinding(
+                "KM304",
+                "note",
+                f"The rows change from reading to reading: {_cause(facts)}, so nobody can tell whether each arrives once; "
+                "their number is that of one device",
+                "Audit the data as it is before that, where its rows can be told apart; for training nothing has to change",
+            )
+        elif facts.kind == "dataset function" and len(set(facts.numbers)) == 1:
+            yield _depends_on_replicas(facts, (), [epoch.epoch for epoch in facts.epochs])
+        else:
+            yield DataFinding(
+                "KM304",
+                "warning",
+                f"The data yields other rows each time it is read, and not as many: {_numbers(facts)}",
+                "Look for what leaves rows out or draws them at random while it reads (a generator or a function that keeps a "
+                "count, a random filter, files that are still written), and make it yield the same rows each time",
+            )
+
+
+def _cause(facts):
+    if facts.kind == "PyDataset":
+        return "__getitem__ or on_epoch_end makes them anew"
+    if facts.dataset is None:
+        return "the generator makes them anew"
+    if any(stage.kind == "PaddedBatch" for stage in facts.stages) and not draws_numbers(facts.dataset):
+        return "padding depends on which rows meet in a batch, or a map is random"
+    return "a map or another stage is random"
+
+
+def _numbers(facts):
+    """E.g. `20 rows in epoch 1, 19 in epochs 2-3, 19 and 20 on one device`."""
+    per_epoch = [sum(epoch.rows) for epoch in facts.epochs]
+    told = []
+    for number in dict.fromkeys(per_epoch):
+        epochs = [epoch for epoch, rows in enumerate(per_epoch, 1) if rows == number]
+        told.append(f"{number if told else counted(number)} in {listed(epochs, 'epoch')}")
+    return f"{', '.join(told)}, {' and '.join(str(number) for number in dict.fromkeys(facts.numbers))} on one device"
 
 
 def _empty_parts(facts):

@@ -139,7 +139,7 @@ class Feed:
             return self._data
         if self._kind == "dataset function":
             if isinstance(self._target, OneDevice):
-                return self._data(tf.distribute.InputContext(1, 0, 1))
+                return dataset_for(self._kind, self._data)
             return self._target.strategy.distribute_datasets_from_function(self._data)
         return self._adapted()
 
@@ -208,6 +208,22 @@ def _arrays(data):
     if len(parts) > 3:
         raise ValueError(f"audit_data: a tuple of arrays is (x, y) or (x, y, sample_weight), and this one has {len(parts)} parts.")
     return (*parts, *[None] * (3 - len(parts)))
+
+
+def dataset_for(kind, data):
+    """The `tf.data.Dataset` that the data is, or that its function makes for one replica; None where it is none.
+
+    Raises:
+        TypeError: If the function makes something else.
+    """
+    if kind == "dataset function":
+        data = data(tf.distribute.InputContext(1, 0, 1))
+        if not isinstance(data, tf.data.Dataset):
+            raise TypeError(
+                f"audit_data: the function of an input context made a {type(data).__name__}; "
+                "it has to return a tf.data.Dataset, as for distribute_datasets_from_function."
+            )
+    return data if kind in ("dataset", "dataset function") else None
 
 
 def is_plain(target):

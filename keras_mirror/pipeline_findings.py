@@ -23,7 +23,7 @@ def _shard(facts, stage):
     count, index = stage.setting("num_shards"), stage.setting("index")
     if count is None or count < 2:
         return
-    if stage in facts.kept and facts.alone and not facts.shuffled and facts.steps is None:
+    if stage in facts.kept and facts.alone and facts.steady and not facts.shuffled and facts.steps is None:
         missing = np.setdiff1d(np.arange(len(facts.source)), facts.alone[0])
         where = f"{len(missing)} of {len(facts.source)} rows are never seen ({listed(missing)})"
     else:
@@ -46,7 +46,7 @@ def _shuffle(facts, stage):
     reshuffles = stage.setting("reshuffle_each_iteration") is not False
     seen = orders(facts)
     same = len(seen) > 1 and all(np.array_equal(seen[0], other) for other in seen[1:])
-    if not seeded and not same:
+    if not seeded and not (same and facts.steady):
         yield DataFinding(
             "KM307",
             "note",
@@ -54,7 +54,7 @@ def _shuffle(facts, stage):
             "each would shuffle in its own way, whose shards then overlap",
             "Write dataset.shuffle(buffer_size, seed=...)",
         )
-    if len(seen) > 1 and same and len(facts.source) > 1:
+    if len(seen) > 1 and same and facts.steady and len(facts.source) > 1:
         cause = "it is cached afterwards" if reshuffles else "reshuffle_each_iteration=False"
         if not reshuffles or stage.is_before({"Cache"}):
             yield DataFinding(
@@ -89,21 +89,16 @@ def _shuffled_badly(stage, facts):
 
 def _changing_sides(facts):
     """Rows that a take, skip or shard selects in one epoch and not in another."""
-    stages = [stage for stage in facts.stages if stage.kind == "Shuffle" and stage.is_before({"Take", "Skip", "Shard"})]
-    if not stages or facts.steps is not None or facts.source_given:
-        return
-    sets = [np.unique(rows[rows >= 0]) for rows in orders(facts)]
-    always = sets[0]
-    for other in sets[1:]:
-        always = np.intersect1d(always, other)
-    moving = np.setdiff1d(np.unique(np.concatenate(sets)), always)
-    if len(moving):
+    if len(facts.moving):
+        moving = facts.moving
+        stages = [stage for stage in facts.stages if stage.kind == "Shuffle"]
         kinds = sorted({above.kind.lower() for stage in stages for above in stage.above} & {"take", "skip", "shard"})
         yield DataFinding(
             "KM306",
             "warning",
-            f"{' and '.join(kinds)} after shuffle selects other rows each time the dataset is read: {counted(len(moving))} change "
-            f"sides between readings ({listed(moving)}), so training sees rows that were kept for validation",
+            f"{' and '.join(kinds)} after shuffle selects other rows each time the dataset is read: "
+            f"{counted(len(moving))} change{'s' * (len(moving) == 1)} sides between readings "
+            f"({listed(moving)}), so training sees rows that were kept for validation",
             "Split before shuffling, or write shuffle(..., reshuffle_each_iteration=False)",
             tuple(moving.tolist()),
         )
@@ -114,7 +109,7 @@ def _batch(facts, stage):
         return
     alone_in_selecting = all(other is stage or other.kind not in ("Shard", "Take", "Skip", "Repeat") for other in facts.kept)
     counts = {epoch.epoch: len(epoch.missing) for epoch in facts.epochs if len(epoch.missing)}
-    if stage in facts.kept and alone_in_selecting and not facts.source_given and facts.steps is None:
+    if stage in facts.kept and alone_in_selecting and facts.steady and not facts.source_given and facts.steps is None:
         if not counts:
             return
         where = ": ".join([f"{counted(max(counts.values()))} {in_epochs(facts, list(counts))}", _which(facts)])
@@ -147,7 +142,7 @@ def _repeat(facts, stage):
 
 
 def _no_fixed_order(facts):
-    options = facts.kind == "dataset" and facts.data.options().deterministic is False
+    options = facts.dataset is not None and facts.dataset.options().deterministic is False
     if options or any(stage.setting("deterministic") == "false" for stage in facts.stages):
         yield DataFinding(
             "KM317",

@@ -34,7 +34,10 @@ class Plan(Report):
     def _title(self):
         count, rows = sum(step.count for step in self.steps), sum(step.count * step.rows for step in self.steps)
         what = "an epoch" if self.complete else "the first steps"
-        return f"Batch plan: {rows} rows in {count} steps on {self.replicas} replica{'s' * (self.replicas > 1)} ({what})"
+        told = [
+            f"{number} {noun}{'s' * (number != 1)}" for number, noun in ((rows, "row"), (count, "step"), (self.replicas, "replica"))
+        ]
+        return f"Batch plan: {told[0]} in {told[1]} on {told[2]} ({what})"
 
     def _notes(self):
         notes = []

@@ -82,6 +82,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "planning",
     "fingerprints",
     "feeds",
+    "steadiness",
     "deliveries",
     "data_findings",
     "pipeline_findings",

@@ -214,9 +214,101 @@ def test_batches_smaller_than_the_replicas():
 
 def test_random_content_and_free_order(unseeded):
     report = km.audit_data(Dataset.range(29).map(lambda row: tf.random.uniform(())).batch(8), 3)
-    assert codes(report) == {"KM304"} and report.epochs[0].unknown == 29
+    assert codes(report) == {"KM304"} and report.epochs[0].unknown == 29 and not report
     free = Dataset.range(29).map(lambda row: row, num_parallel_calls=2, deterministic=False).batch(8)
     assert codes(km.audit_data(free, 3)) == {"KM317"}
+
+
+def augmented(dataset, seed=None):
+    return dataset.map(lambda row: tf.cast(row, tf.float32) + tf.random.normal((), seed=seed))
+
+
+@pytest.mark.parametrize(("shuffled", "seed"), [(False, None), (True, None), (True, 1)])
+def test_rows_that_a_random_map_changes_are_counted_and_not_called_lost(shuffled, seed, unseeded):
+    rows = Dataset.range(29).shuffle(29, seed=2) if shuffled else Dataset.range(29)
+    report = km.audit_data(augmented(rows, seed).batch(8), 3, 2)
+    assert [sum(epoch.rows) for epoch in report.epochs] == [29, 29] and not report
+    told = the(report, "KM304")
+    assert told.severity == "note" and "Seed" not in str(report) and codes(report) == {"KM304"}
+    assert "the replicas get 29 rows, as many as one device, in each of 2 epochs; which ones cannot be told" in report.title
+    assert [row[name] for row in report.rows for name in ("not delivered", "repeated")] == ["?"] * 4
+    assert not km.audit_data(rows.batch(8), 3, 2).findings  # what the remedy says
+    assert not km.audit_data(augmented(Dataset.range(29), 1).batch(8), 3, 2).findings  # without a shuffle a seed repeats itself
+
+
+def test_what_is_known_of_random_rows_is_still_said(unseeded):
+    report = km.audit_data(augmented(Dataset.range(29)).shard(2, 0).batch(8), 3)
+    assert the(report, "KM305").rows == tuple(range(1, 29, 2)) and "14 of the 29 elements" in str(report) and report
+    report = km.audit_data(augmented(Dataset.range(29)).batch(8, drop_remainder=True), 3)
+    assert codes(report) == {"KM304", "KM312"} and report.rows[0]["rows"] == 24 and "fewer than 8 rows" in str(report)
+    report = km.audit_data(augmented(Dataset.range(29).shuffle(29, seed=1).repeat()).batch(8), 3, 2, steps=2)
+    assert "16 rows, as many as one device, in each of 2 epochs of 2 steps" in report.title and codes(report) == {"KM304"}
+    report = km.audit_data(augmented(Dataset.range(29).shuffle(29, seed=1).take(20)).batch(8), 3)
+    assert codes(report) == {"KM306"} and report
+
+
+def test_a_selection_before_a_map_is_named_as_the_cause():
+    report = km.audit_data(Dataset.range(29).shuffle(29, seed=1).take(20).map(lambda row: row * 2).batch(8), 3)
+    assert codes(report) == {"KM306"} and set(the(report, "KM306").rows) <= set(range(29))
+
+
+def test_rows_that_a_given_source_does_not_hold(unseeded):
+    report = km.audit_data(augmented(Dataset.range(29)).batch(8), 3, source=Dataset.range(29).batch(8))
+    assert codes(report) == {"KM322"} and report and "29 rows of an epoch are not in the source" in report.title
+    other = Dataset.range(10).concatenate(Dataset.range(100, 102)).batch(6)  # 10 of 29, and 2 that may be any of the 19 others
+    report = km.audit_data(other, 2, source=Dataset.range(29).batch(8))
+    assert "at least 17 of 29 rows reach no replica" in the(report, "KM301").what and codes(report) == {"KM301", "KM322"}
+
+
+def leaving_out_others():
+    """Of 24 rows, those of one remainder by 5 are left out, another one each time: 20, 19, 19, 19, 19, 20 rows."""
+    calls = [0]
+
+    def rows():
+        calls[0] += 1
+        yield from (row for row in range(24) if (row + calls[0]) % 5)
+
+    return rows
+
+
+def test_a_generator_that_leaves_out_other_rows_each_time_is_not_called_used_up():
+    data = Dataset.from_generator(leaving_out_others(), output_signature=tf.TensorSpec((), tf.int64)).batch(5)
+    rows = leaving_out_others()
+    for each in (data, lambda: ((np.array([row]),) for row in rows())):
+        report = km.audit_data(each, 3, 3)
+        assert [sum(epoch.rows) for epoch in report.epochs] == [20, 19, 19]
+        assert the(report, "KM304").severity == "warning" and codes(report) - {"KM316"} == {"KM304"}
+        assert "20 rows in epoch 1, 19 in epochs 2-3, 19 on one device" in str(report) and "not as many" in report.title
+
+
+def test_data_that_yields_less_after_the_first_reading_is_used_up():
+    rows = iter(range(24))
+    gone = Dataset.from_generator(lambda: rows, output_signature=tf.TensorSpec((), tf.int64))
+    report = km.audit_data(gone.concatenate(Dataset.range(100, 110)).batch(5), 3)
+    assert "34 rows when it is read first and 10 when it is read again" in the(report, "KM311").what
+
+
+class Other(Rows):
+    """Four batches of 8, 8, 8 and 5 rows that differ each time, by `how`."""
+
+    def __init__(self, how):
+        super().__init__(4)
+        self.how, self.order, self.random = how, np.arange(29), np.random.RandomState(0)
+
+    def __getitem__(self, index):
+        if self.how == "shuffled":
+            self.random.shuffle(self.order)
+        rows = self.order[index * 8 : index * 8 + 8]
+        noise = self.random.choice([-1.0, 1.0], (len(rows), 1)) if self.how == "flipped" else 1.0
+        return (X[rows] + 1) * noise, Y[rows]
+
+
+def test_a_py_dataset_that_shuffles_while_it_is_read_is_told_from_one_that_augments():
+    report = km.audit_data(Other("shuffled"), 3, 2)
+    assert codes(report) == {"KM319"} and report and "(indices 0-2)" in str(report)
+    assert codes(km.audit_data(Other("flipped"), 3, 2, steps=2)) == {"KM304"}
+    report = km.audit_data(Other("flipped"), 3, 2)
+    assert codes(report) == {"KM304"} and not report and [sum(epoch.rows) for epoch in report.epochs] == [29, 29]
 
 
 def test_functions_of_an_input_context(strategy):
@@ -230,6 +322,21 @@ def test_functions_of_an_input_context(strategy):
 
     finding = the(km.audit_data(same, strategy), "KM303")
     assert "6 rows are given to several replicas in one step" in finding.what and "replicas 0-2" in finding.what
+
+
+def test_the_pipeline_in_a_function_of_an_input_context_is_looked_at(strategy, unseeded):
+    report = km.audit_data(lambda context: Dataset.range(24).shard(2, 0).batch(context.get_per_replica_batch_size(9)), strategy)
+    assert "12 of 24 rows reach no replica" in report.title and report
+    assert the(report, "KM305").rows == tuple(range(1, 24, 2)) and codes(report) == {"KM305", "KM316"}  # 12 rows are 4 batches of 3
+    pipelines = km.audit_data(lambda c: Dataset.range(24).shard(c.num_input_pipelines, c.input_pipeline_id).batch(8), strategy)
+    assert not pipelines.findings
+    assert "KM307" in codes(km.audit_data(lambda context: Dataset.range(24).shuffle(24).batch(8), strategy))
+    assert codes(km.audit_data(lambda context: Dataset.range(24).batch(8).shuffle(3, seed=1), strategy)) == {"KM308"}
+    random = km.audit_data(lambda c: augmented(Dataset.range(24).shard(c.num_replicas_in_sync, 0)).batch(8), strategy)
+    assert "one replica alone is given 24 rows, 3 replicas together 8" in the(random, "KM303").what
+    assert "the replicas get 8 rows and one device 24 in one epoch" in random.title
+    with pytest.raises(TypeError, match="made a NoneType; it has to return a tf.data.Dataset"):
+        km.audit_data(lambda context: None, strategy)
 
 
 def test_a_distributed_dataset_needs_a_source(strategy):

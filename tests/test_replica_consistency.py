@@ -195,9 +195,28 @@ def test_nan_on_all_replicas_is_equal_and_nan_on_one_is_not():
     assert not km.compare_replicas(model)
     kernel[2].assign([[1.0], [3.0]])
     report = km.compare_replicas(model)
-    assert math.isnan(report.rows[0]["largest difference"]) and report.rows[0]["replicas"] == "2"
-    with pytest.warns(MirrorWarning, match="replica 2 holds NaN where replica 0 does not.* since before the first step"):
+    assert math.isnan(report.rows[0]["largest difference"]) and report.rows[0]["replicas"] == "0, 1"
+    with pytest.warns(MirrorWarning, match="replicas 0 and 1 hold NaN where replica 2 does not.* since before the first step"):
         fit(model, km.ReplicaConsistency())
+
+
+@pytest.mark.parametrize(
+    ("values", "blamed", "kept"),
+    [
+        ((math.nan, 2.0, math.nan), "0, 2", 2.0),  # two empty parts
+        ((math.nan, math.nan, 2.0, 3.0), "0, 1, 3", 2.0),
+        ((math.nan, 3.0, 2.0, 2.0), "0, 1", 2.0),
+        ((2.0, 2.0, math.nan), "2", 2.0),
+    ],
+)
+def test_nan_is_never_what_the_others_are_measured_against(values, blamed, kept):
+    model = dense(len(values))
+    kernel = copies(model, model.layers[-1].kernel)
+    for copy, value in zip(kernel, values):
+        copy.assign([[1.0], [value]])
+    (row,) = km.compare_replicas(model, repair=True).rows
+    assert row["replicas"] == blamed and math.isnan(row["largest difference"])
+    assert [copy.numpy()[1, 0] for copy in kernel] == [kept] * len(values)
 
 
 def test_the_majority_is_the_reference_and_zero_equals_minus_zero():
@@ -361,6 +380,13 @@ def test_the_plot_shows_the_recorded_numbers(tmp_path):
     np.testing.assert_array_equal(flat.get_lines()[0].get_xydata(), [(3, 0), (4, 0)])
     assert flat.get_yscale() == "linear"
     matplotlib.pyplot.close("all")
+
+
+def test_many_models_are_not_taken_for_one_function_traced_again(caplog):
+    for _ in range(7):
+        model = dense()
+        assert not km.compare_replicas(model) and not km.compare_replicas(model)
+    assert not [record for record in caplog.records if "retracing" in record.getMessage()]
 
 
 def test_nothing_was_checked_yet():

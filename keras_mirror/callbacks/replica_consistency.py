@@ -117,7 +117,8 @@ class ReplicaConsistency(keras.callbacks.Callback):
         """The differences and, once, each remedy."""
         said = [self._sentence(each) for each in differences[:MOST_SENTENCES]]
         if len(differences) > MOST_SENTENCES:
-            said.append(f"{len(differences) - MOST_SENTENCES} more variables, which report() lists")
+            more = len(differences) - MOST_SENTENCES
+            said.append(f"{more} more variable{'s' * (more != 1)}, which report() lists")
         remedies = dict.fromkeys(each.remedy for each in differences)
         return ". ".join(["; ".join(said), *remedies]) + "."
 
