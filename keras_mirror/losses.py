@@ -139,7 +139,7 @@ class GlobalLoss(keras.losses.Loss):
         part.marks.add("global loss")
         if may_be_empty() and internals.mask_of(y_pred) is None:
             y_true, y_pred = keras.tree.map_structure(with_a_row, (y_true, y_pred))
-            sample_weight = None if sample_weight is None else with_a_row(sample_weight)
+            sample_weight = sample_weight if sample_weight is None or is_scalar(sample_weight) else with_a_row(sample_weight)
         total, values, by_row = self._sum(y_true, y_pred, sample_weight)
         if not by_row:
             return self._share_of_whole(y_true, y_pred, sample_weight, values)
@@ -168,6 +168,8 @@ class GlobalLoss(keras.losses.Loss):
 
     def _denominator(self, values, mask, sample_weight, dtype):
         if self.wrapped.reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
+            if mask is None and is_scalar(sample_weight):
+                return tf.cast(sample_weight, dtype)  # the batch's weight, which every replica has
             return _global_sum_over_rows(tf.cast(_weight_sum(sample_weight, mask, dtype), dtype))
         if mask is None:
             return global_size(values, dtype)
@@ -192,6 +194,11 @@ class GlobalLoss(keras.losses.Loss):
 
     def get_config(self):
         return self.wrapped.get_config()
+
+
+def is_scalar(sample_weight):
+    """Whether a sample weight is one number for the whole batch."""
+    return sample_weight is not None and len(sample_weight.shape) == 0
 
 
 def _global_sum_over_rows(value):
