@@ -93,6 +93,22 @@ def weigh_outputs_by_global_rows(tracker):
     internals.set_attribute(tracker, "update_state", update_state)
 
 
+def check_predictions(name, outputs):
+    """The outputs of a `predict_step`, each with rows.
+
+    Raises:
+        ValueError: If one is a number for a batch, of which every replica has another.
+    """
+    replicas = 1 if current_part() is None else current_part().strategy.num_replicas_in_sync
+    if replicas > 1 and any(isinstance(leaf, tf.Tensor) and leaf.shape.rank == 0 for leaf in tf.nest.flatten(outputs)):
+        raise ValueError(
+            f"{name} returns one number for a batch. Each of the {replicas} replicas has one for its own rows, so predict would "
+            f"return {replicas} numbers for a batch. Return a number for each row, and reduce what predict returns: "
+            "numpy.mean(model.predict(...)); or make it a metric, and call evaluate."
+        )
+    return outputs
+
+
 def update_metrics(model, x, y, y_pred, sample_weight):
     """Updates the compiled metrics, or calls the model's own `compute_metrics`."""
     if type(model).compute_metrics is not keras.Model.compute_metrics:

@@ -277,12 +277,18 @@ class AddsLoss(layers.Layer):
         self.kind = kind
 
     def call(self, x):
-        losses = {"mean": ops.mean(ops.square(x)), "constant": ops.convert_to_tensor(0.5)}
+        losses = {
+            "mean": ops.mean(ops.square(x)),
+            "kept": ops.mean(ops.square(x), keepdims=True),
+            "constant": ops.convert_to_tensor(0.5),
+            "rows": ops.mean(ops.square(x), -1) / 10,
+            "entries": ops.square(x) / 10,
+        }
         self.add_loss(losses[self.kind])
         return x
 
 
-@pytest.mark.parametrize("kind", ["mean", "constant"])
+@pytest.mark.parametrize("kind", ["mean", "kept", "constant", "rows", "entries"])
 def test_add_loss(kind):
     def build():
         model = keras.Sequential([keras.Input((6,)), layers.Dense(4), AddsLoss(kind), layers.Dense(1)])
@@ -290,6 +296,9 @@ def test_add_loss(kind):
         return model
 
     assert_equal(build, fit(X, Y), 3)
+    if kind in ("rows", "entries"):  # the number of rows is known while tracing
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6, drop_remainder=True)
+        assert_equal(build, lambda model: trained(model, data), 2)
 
 
 @pytest.mark.parametrize("regularizer", ["l1", "l2"])
