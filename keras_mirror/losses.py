@@ -115,6 +115,15 @@ def global_size(values, dtype):
     return tf.cast(size, dtype)
 
 
+def _loss_per_row(loss, y_pred):
+    """What to write so that a loss has a number for each row."""
+    over_axes = {keras.losses.dice: "Dice", keras.losses.tversky: "Tversky"}.get(getattr(loss, "fn", None))
+    if over_axes is None:
+        return "Return one loss per row (for example keras.ops.mean(..., axis=-1))"
+    axes = tuple(range(1, y_pred.shape.rank or 2))
+    return f"It is no mean: take it over each row with keras.losses.{over_axes}(axis={axes if len(axes) > 1 else -1})"
+
+
 def has_entries_of_rows(values):
     """Whether the first dimension of what `add_loss` was given looks like that of the replica's rows."""
     rows = current_part().rows
@@ -189,8 +198,8 @@ class GlobalLoss(keras.losses.Loss):
         warn_once(
             ("scalar loss", name),
             f"The loss {name!r} returns {shape} for a batch instead of one per row, so it cannot be told if that is a mean; "
-            "it is weighed by each replica's share of the rows, which is right for a mean over rows. Return one loss per row "
-            "(for example keras.ops.mean(..., axis=-1)) to be exact.",
+            "it is weighed by each replica's share of the rows, which is right for a mean over rows. "
+            f"{_loss_per_row(self.wrapped, y_pred)} to be exact.",
             code="KM204",
         )
         value, part = self.wrapped(y_true, y_pred, sample_weight), current_part()

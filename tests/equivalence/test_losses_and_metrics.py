@@ -178,6 +178,25 @@ def test_ignored_class(k, rows):
     assert_equal(mlp(SMALL, loss, 3), fit(X[-rows:], labels[-rows:], epochs=1), 3)
 
 
+@pytest.mark.parametrize("loss", [L.Dice, L.Tversky])
+def test_losses_over_axes(loss):
+    """Of every row they equal one device; over the batch they do not, and the warning says what to write."""
+    ones = (SERIES > 0).astype("float32")
+    kinds = {(6,): (X, CLASSES, -1), (5, 3): (SERIES, ones, (1, 2))}
+
+    def build(shape, **kwargs):
+        model = keras.Sequential([keras.Input(shape), layers.Dense(3, activation="sigmoid")])
+        model.compile("sgd", loss(**kwargs))
+        return model
+
+    for shape, (x, y, axis) in kinds.items():
+        assert_equal(lambda: build(shape, axis=axis), fit(x, y), 3)  # noqa: B023
+        model = km.mirrored_model(lambda: build(shape, name=f"over_batch_{len(shape)}"), devices=2)  # noqa: B023
+        with pytest.warns(km.MirrorWarning, match="KM204.*It is no mean") as told:
+            model.evaluate(x, y, verbose=0)
+        assert f"with keras.losses.{loss.__name__}(axis={axis}) to be exact." in str(told[0].message)
+
+
 class MeanOfBatches(keras.metrics.Metric):
     """Counts batches, and adds up a mean of each: NaN of no rows."""
 
