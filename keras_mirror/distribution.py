@@ -17,18 +17,24 @@ NO_ROWS = (
 def check_batched(spec):
     """Refuses elements that are not batches.
 
+    Of what has no rows only the weight of a whole batch is let through: a number elsewhere is most likely one
+    of a single example, in a dataset that was never batched.
+
     Raises:
         ValueError: If a component has no first dimension, or the first dimensions differ.
     """
-    rows = {}
+    rows, weighted = {}, type(spec) is tuple and len(spec) == 3
     for path, leaf in _named_leaves(spec):
         shape = getattr(leaf, "shape", None)
         if shape is None or shape.rank is None:
             continue
+        if shape.rank == 0 and weighted and path.split("/")[0] == "2":
+            continue
         if shape.rank == 0:
             raise ValueError(
-                f"the dataset's component {path} has no rows to split over replicas (shape ()); every component of a batch "
-                "needs a first dimension: add .batch(n) to the dataset."
+                f"the dataset's component {path} has no rows to split over replicas (shape ()); every component of a batch but "
+                "its weight needs a first dimension. If these are single examples, add .batch(n) to the dataset; if it is one "
+                "number for a whole batch, repeat it for each row: tf.repeat(number, tf.shape(x)[0])."
             )
         if shape[0] == 0:
             raise ValueError(NO_ROWS)
@@ -55,7 +61,8 @@ def split(batch, replicas, ids=None):
     generator shares memory with the user's own arrays, which TensorFlow then overwrites in place.
 
     Args:
-        batch: Structure of tensors (dense, ragged, sparse) with rows in their first dimension.
+        batch: Structure of tensors (dense, ragged, sparse) with rows in their first dimension; a scalar is
+            part of every part.
         replicas: int, number of parts.
         ids: Which of the parts; all if None.
     """
@@ -75,6 +82,8 @@ def _part(leaf, replicas, index):
         start, stop = split_bounds(leaf.nrows(), replicas, index)
         return tf.gather(leaf, tf.range(start, stop))
     leaf = tf.convert_to_tensor(leaf)
+    if leaf.shape.rank == 0:
+        return tf.identity(leaf)
     rows = leaf.shape[0] if leaf.shape.rank else None
     start, stop = split_bounds(tf.shape(leaf)[0] if rows is None else rows, replicas, index)
     return tf.gather(leaf, tf.range(start, stop))

@@ -12,7 +12,7 @@ from keras_mirror.distribution import NO_ROWS, ReplicaDataset
 from keras_mirror.empty_parts import run_on_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.executor import Executor, values_of
-from keras_mirror.losses import GlobalLoss, adds_up_over_rows, as_share, is_share, mark_as_share
+from keras_mirror.losses import GlobalLoss, adds_up_over_rows, as_share, has_entries_of_rows, is_share, mark_as_share
 from keras_mirror.normalization import normalize_globally
 from keras_mirror.optimizers import half_variables, share_updates
 from keras_mirror.pacing import with_pace
@@ -55,7 +55,7 @@ class Engine:
 
     SHADOWS = (
         "compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
-        "make_train_function", "make_test_function", "train_step", "test_step", "compute_loss",
+        "make_train_function", "make_test_function", "train_step", "test_step", "predict_step", "compute_loss",
         "_maybe_symbolic_build", "_aggregate_additional_loss", "_get_metrics_result_or_logs",
     )  # fmt: skip
 
@@ -256,11 +256,11 @@ class Engine:
         return mark_as_share(total)
 
     def _sums_over_rows(self):
-        """Losses of activity regularisers that add up over rows, as L1 and L2 do."""
+        """Losses of activity regularisers that add up over rows, as L1 and L2 do, and those with an entry for each row."""
         for layer in internals.layers_of(self.model):
             regularizer = getattr(layer, "activity_regularizer", None)
-            if regularizer is not None and adds_up_over_rows(regularizer):
-                yield from internals.own_losses(layer)
+            adds_up = regularizer is not None and adds_up_over_rows(regularizer)
+            yield from (loss for loss in internals.own_losses(layer) if adds_up or has_entries_of_rows(loss))
 
     # --- running ----------------------------------------------------------------------------
 
@@ -281,6 +281,11 @@ class Engine:
         if not self._has_default("test_step"):
             return type(self.model).test_step(self.model, data)
         return steps.default_test_step(self.model, data) or self.model.get_metrics_result()
+
+    @tf.autograph.experimental.do_not_convert
+    def predict_step(self, data):
+        """The step that `predict` runs on a replica."""
+        return steps.check_predictions(self.name_of_step("predict_step"), type(self.model).predict_step(self.model, data))
 
     def _has_default(self, name):
         return getattr(type(self.model), name) is getattr(keras.Model, name)

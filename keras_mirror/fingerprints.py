@@ -16,7 +16,7 @@ def row_hashes(batch):
 
     Args:
         batch: Structure of tensors (dense, ragged, sparse) or arrays of any dtype, with rows in their
-            first dimension; None is left out.
+            first dimension; None is left out, and a number for the whole batch.
 
     Returns:
         uint64 array, one a row.
@@ -35,7 +35,7 @@ def row_hashes(batch):
 
 
 def _is_absent(leaf):
-    return leaf is None or isinstance(leaf, tf.experimental.Optional)
+    return leaf is None or isinstance(leaf, tf.experimental.Optional) or (isinstance(leaf, tf.Tensor) and leaf.shape.rank == 0)
 
 
 def _hash(components):

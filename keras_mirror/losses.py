@@ -115,6 +115,21 @@ def global_size(values, dtype):
     return tf.cast(size, dtype)
 
 
+def _loss_per_row(loss, y_pred):
+    """What to write so that a loss has a number for each row."""
+    over_axes = {keras.losses.dice: "Dice", keras.losses.tversky: "Tversky"}.get(getattr(loss, "fn", None))
+    if over_axes is None:
+        return "Return one loss per row (for example keras.ops.mean(..., axis=-1))"
+    axes = tuple(range(1, y_pred.shape.rank or 2))
+    return f"It is no mean: take it over each row with keras.losses.{over_axes}(axis={axes if len(axes) > 1 else -1})"
+
+
+def has_entries_of_rows(values):
+    """Whether the first dimension of what `add_loss` was given looks like that of the replica's rows."""
+    rows = current_part().rows
+    return bool(values.shape.rank) and (values.shape[0] is None or (isinstance(rows, int) and values.shape[0] == rows))
+
+
 class GlobalLoss(keras.losses.Loss):
     """Wraps a loss so that it returns this replica's share of the loss of the global batch.
 
@@ -139,7 +154,7 @@ class GlobalLoss(keras.losses.Loss):
         part.marks.add("global loss")
         if may_be_empty() and internals.mask_of(y_pred) is None:
             y_true, y_pred = keras.tree.map_structure(with_a_row, (y_true, y_pred))
-            sample_weight = None if sample_weight is None else with_a_row(sample_weight)
+            sample_weight = sample_weight if sample_weight is None or is_scalar(sample_weight) else with_a_row(sample_weight)
         total, values, by_row = self._sum(y_true, y_pred, sample_weight)
         if not by_row:
             return self._share_of_whole(y_true, y_pred, sample_weight, values)
@@ -168,6 +183,8 @@ class GlobalLoss(keras.losses.Loss):
 
     def _denominator(self, values, mask, sample_weight, dtype):
         if self.wrapped.reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
+            if mask is None and is_scalar(sample_weight):
+                return tf.cast(sample_weight, dtype)  # the batch's weight, which every replica has
             return _global_sum_over_rows(tf.cast(_weight_sum(sample_weight, mask, dtype), dtype))
         if mask is None:
             return global_size(values, dtype)
@@ -181,8 +198,8 @@ class GlobalLoss(keras.losses.Loss):
         warn_once(
             ("scalar loss", name),
             f"The loss {name!r} returns {shape} for a batch instead of one per row, so it cannot be told if that is a mean; "
-            "it is weighed by each replica's share of the rows, which is right for a mean over rows. Return one loss per row "
-            "(for example keras.ops.mean(..., axis=-1)) to be exact.",
+            "it is weighed by each replica's share of the rows, which is right for a mean over rows. "
+            f"{_loss_per_row(self.wrapped, y_pred)} to be exact.",
             code="KM204",
         )
         value, part = self.wrapped(y_true, y_pred, sample_weight), current_part()
@@ -192,6 +209,11 @@ class GlobalLoss(keras.losses.Loss):
 
     def get_config(self):
         return self.wrapped.get_config()
+
+
+def is_scalar(sample_weight):
+    """Whether a sample weight is one number for the whole batch."""
+    return sample_weight is not None and len(sample_weight.shape) == 0
 
 
 def _global_sum_over_rows(value):
@@ -230,5 +252,5 @@ def adds_up_over_rows(regularizer):
         probes = [keras.layers.Activation("linear", activity_regularizer=regularizer, name="probe") for _ in range(2)]
         for rows, probe in enumerate(probes, 1):
             probe(tf.ones((rows, 4)))
-        one, two = (float(sum(probe.losses)) for probe in probes)
+        one, two = (float(sum(tf.reduce_sum(loss) for loss in probe.losses)) for probe in probes)
     return abs(two - 2 * one) < 1e-3 * abs(one)

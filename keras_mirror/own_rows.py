@@ -147,6 +147,8 @@ class Sizes:
             return tf.RaggedTensor.from_nested_row_splits(values, [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank)
         if not isinstance(spec, (tf.TensorSpec, tf.SparseTensorSpec)):
             return None  # Keras' stand-in for an absent y or weight
+        if spec.shape.rank == 0:
+            return tf.zeros([], spec.dtype)
         sizes = tf.concat([[0], self._seen[place].read_value() if place in self._seen else spec.shape[1:]], 0)
         if isinstance(spec, tf.SparseTensorSpec):
             indices = tf.zeros([0, spec.shape.rank], tf.int64)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_mirror import internals
 from keras_mirror.by_row import is_by_row
 from keras_mirror.empty_parts import may_be_empty
-from keras_mirror.losses import global_size, is_share
+from keras_mirror.losses import global_size, is_scalar, is_share
 from keras_mirror.rows import current_part
 
 
@@ -93,6 +93,22 @@ def weigh_outputs_by_global_rows(tracker):
     internals.set_attribute(tracker, "update_state", update_state)
 
 
+def check_predictions(name, outputs):
+    """The outputs of a `predict_step`, each with rows.
+
+    Raises:
+        ValueError: If one is a number for a batch, of which every replica has another.
+    """
+    replicas = 1 if current_part() is None else current_part().strategy.num_replicas_in_sync
+    if replicas > 1 and any(isinstance(leaf, tf.Tensor) and leaf.shape.rank == 0 for leaf in tf.nest.flatten(outputs)):
+        raise ValueError(
+            f"{name} returns one number for a batch. Each of the {replicas} replicas has one for its own rows, so predict would "
+            f"return {replicas} numbers for a batch. Return a number for each row, and reduce what predict returns: "
+            "numpy.mean(model.predict(...)); or make it a metric, and call evaluate."
+        )
+    return outputs
+
+
 def update_metrics(model, x, y, y_pred, sample_weight):
     """Updates the compiled metrics, or calls the model's own `compute_metrics`."""
     if type(model).compute_metrics is not keras.Model.compute_metrics:
@@ -145,7 +161,7 @@ def track_shares_as_losses(metric):
 def keep_without_rows(metric):
     """Leaves a metric of the user's own class as it was where a replica has no rows, of which a mean is NaN."""
     own = metric.update_state
-    if type(metric).__module__.split(".")[0] == "keras" or "update_state" in vars(metric):
+    if _is_of_keras(metric) or "update_state" in vars(metric):
         return
 
     def update_state(*args, **kwargs):
@@ -165,22 +181,38 @@ def _kept_without_rows(metric, update):
 
 
 def weigh_wholes_by_rows(metric):
-    """Lets a metric made of a function that returns numbers for a batch, not for its rows, weigh them by the replica's rows.
+    """Lets a mean of Keras' weigh what stands for a batch, not for its rows, by the replica's rows.
 
-    One device counts each batch once. The replicas count it once together: each as much as its
-    share of the rows, and a replica without rows, whose number may be NaN, not at all.
+    That is what a function returned, or a batch's only sample weight. One device counts each batch
+    once. The replicas count it once together: each as much as its share of the rows, and a replica
+    without rows, whose number may be NaN, not at all.
     """
-    if type(metric) is not keras.metrics.MeanMetricWrapper or "update_state" in vars(metric):
+    of_function = type(metric) is keras.metrics.MeanMetricWrapper
+    means = isinstance(metric, keras.metrics.Mean) and type(metric) is not keras.metrics.Mean
+    if not means or not _is_of_keras(metric) or "update_state" in vars(metric):
         return
     known = {}
 
+    def wholes(y_true, y_pred):
+        values = tf.convert_to_tensor(internals.metric_values(metric, y_true, y_pred))
+        by_row = is_by_row(functools.partial(internals.metric_values, metric), (y_true, y_pred), values, known)
+        return None if by_row else values
+
     def update_state(y_true, y_pred, sample_weight=None):
         part = current_part()
-        values = None if part is None else tf.convert_to_tensor(internals.metric_values(metric, y_true, y_pred))
-        if values is None or is_by_row(functools.partial(internals.metric_values, metric), (y_true, y_pred), values, known):
-            return type(metric).update_state(metric, y_true, y_pred, sample_weight=sample_weight)
-        share = part.share("float32")
-        values = tf.where(share > 0, tf.cast(values, "float32"), tf.zeros_like(values, "float32"))
-        return keras.metrics.Mean.update_state(metric, values, sample_weight=share)
+        scalar = part is not None and is_scalar(sample_weight)
+        share = 1.0 if part is None else part.share("float32") * (tf.cast(sample_weight, "float32") if scalar else 1.0)
+        values = wholes(y_true, y_pred) if part is not None and of_function else None
+        if values is not None:
+            values = tf.where(part.rows > 0, tf.cast(values, "float32"), tf.zeros_like(values, "float32"))
+            return keras.metrics.Mean.update_state(metric, values, sample_weight=share)
+        update = functools.partial(type(metric).update_state, metric, y_true, y_pred)
+        if scalar:
+            return _kept_without_rows(metric, lambda: update(sample_weight=share))
+        return update(sample_weight=sample_weight)
 
     internals.set_attribute(metric, "update_state", update_state)
+
+
+def _is_of_keras(metric):
+    return type(metric).__module__.split(".")[0] == "keras"

@@ -50,6 +50,7 @@ def test_structures_strings_bools_ragged_and_sparse_are_split():
     [
         (lambda: tf.data.Dataset.range(0).batch(2), ValueError, ["empty", "no batch"]),
         (lambda: tf.data.Dataset.range(4), ValueError, ["component 0", "shape ()", ".batch(n)"]),
+        (lambda: tf.data.Dataset.from_tensors((tf.ones((4, 3)), 1.0)), ValueError, ["component 1", "one number for a whole batch"]),
         (lambda: tf.data.Dataset.from_tensors((tf.zeros((6,)), tf.zeros((1,)))), ValueError, ["0: 6", "1: 1", ".batch(n)"]),
         (lambda: tf.data.Dataset.from_tensors(tf.zeros((0, 3))), ValueError, ["batch of 0 rows"]),
         (lambda: np.zeros(4), TypeError, ["tf.data.Dataset", "ndarray", "from_tensor_slices"]),

@@ -12,6 +12,24 @@ from tests.equivalence.harness import WEIGHTS, XV, X, Y, assert_equal, fit, mlp,
 DATA = tf.data.Dataset.from_tensor_slices((X, Y)).batch(7)
 
 
+class MeanOfPredictions(keras.Model):
+    def predict_step(self, data):
+        return {"rows": self(data, training=False), "mean": tf.reduce_mean(self(data, training=False))}
+
+
+def test_a_predict_step_that_returns_a_number_for_a_batch():
+    def build():
+        inputs = keras.Input((6,))
+        model = MeanOfPredictions(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices(X).batch(7)
+    assert_equal(build, lambda model: [model.predict(data, verbose=0)], 1)
+    with pytest.raises(ValueError, match="MeanOfPredictions.predict_step returns one number for a batch.*3 numbers.*numpy.mean"):
+        km.mirrored_model(build, devices=3).predict(data, verbose=0)
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_evaluate(replicas):
     def use(model):

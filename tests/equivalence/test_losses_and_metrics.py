@@ -178,6 +178,25 @@ def test_ignored_class(k, rows):
     assert_equal(mlp(SMALL, loss, 3), fit(X[-rows:], labels[-rows:], epochs=1), 3)
 
 
+@pytest.mark.parametrize("loss", [L.Dice, L.Tversky])
+def test_losses_over_axes(loss):
+    """Of every row they equal one device; over the batch they do not, and the warning says what to write."""
+    ones = (SERIES > 0).astype("float32")
+    kinds = {(6,): (X, CLASSES, -1), (5, 3): (SERIES, ones, (1, 2))}
+
+    def build(shape, **kwargs):
+        model = keras.Sequential([keras.Input(shape), layers.Dense(3, activation="sigmoid")])
+        model.compile("sgd", loss(**kwargs))
+        return model
+
+    for shape, (x, y, axis) in kinds.items():
+        assert_equal(lambda: build(shape, axis=axis), fit(x, y), 3)  # noqa: B023
+        model = km.mirrored_model(lambda: build(shape, name=f"over_batch_{len(shape)}"), devices=2)  # noqa: B023
+        with pytest.warns(km.MirrorWarning, match="KM204.*It is no mean") as told:
+            model.evaluate(x, y, verbose=0)
+        assert f"with keras.losses.{loss.__name__}(axis={axis}) to be exact." in str(told[0].message)
+
+
 class MeanOfBatches(keras.metrics.Metric):
     """Counts batches, and adds up a mean of each: NaN of no rows."""
 
@@ -277,12 +296,18 @@ class AddsLoss(layers.Layer):
         self.kind = kind
 
     def call(self, x):
-        losses = {"mean": ops.mean(ops.square(x)), "constant": ops.convert_to_tensor(0.5)}
+        losses = {
+            "mean": ops.mean(ops.square(x)),
+            "kept": ops.mean(ops.square(x), keepdims=True),
+            "constant": ops.convert_to_tensor(0.5),
+            "rows": ops.mean(ops.square(x), -1) / 10,
+            "entries": ops.square(x) / 10,
+        }
         self.add_loss(losses[self.kind])
         return x
 
 
-@pytest.mark.parametrize("kind", ["mean", "constant"])
+@pytest.mark.parametrize("kind", ["mean", "kept", "constant", "rows", "entries"])
 def test_add_loss(kind):
     def build():
         model = keras.Sequential([keras.Input((6,)), layers.Dense(4), AddsLoss(kind), layers.Dense(1)])
@@ -290,6 +315,9 @@ def test_add_loss(kind):
         return model
 
     assert_equal(build, fit(X, Y), 3)
+    if kind in ("rows", "entries"):  # the number of rows is known while tracing
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(6, drop_remainder=True)
+        assert_equal(build, lambda model: trained(model, data), 2)
 
 
 @pytest.mark.parametrize("regularizer", ["l1", "l2"])

@@ -97,3 +97,31 @@ def test_validation(kind):
 
 def test_validation_split_with_weights():
     assert_equal(mlp(weighted_metrics=["mae"]), fit(X, Y, sample_weight=WEIGHTS, validation_split=0.2), 2)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
+def test_a_weight_of_a_whole_batch(reduction):
+    def difference(y_true, y_pred):
+        return keras.ops.mean(keras.ops.abs(y_true - y_pred))
+
+    build = mlp(
+        lambda: keras.optimizers.SGD(0.002),
+        lambda: keras.losses.MeanSquaredError(reduction=reduction),
+        weighted_metrics=lambda: ["mae", keras.metrics.RootMeanSquaredError(), keras.metrics.Precision(), difference],
+    )
+    data = tf.data.Dataset.from_tensor_slices((X, (Y > 0).astype("float32"))).batch(7)
+    data = data.map(lambda x, y: (x, y, tf.reduce_mean(tf.abs(x))))
+    # In eager steps Keras leaves a batch of one row as it is, in place of dividing by the weight.
+    assert_equal(build, lambda model: trained(model, data, validation_data=data.take(2)), 3, steps=10, traced=True)
+
+
+def test_a_weight_of_a_whole_batch_under_a_mask():
+    def build():
+        inputs = keras.Input((5,))
+        model = keras.Model(inputs, layers.Dense(1)(layers.Embedding(9, 4, mask_zero=True)(inputs)))
+        model.compile("sgd", "mse")
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((TOKENS, TOKENS[..., None].astype("float32"))).batch(7)
+    data = data.map(lambda x, y: (x, y, tf.reduce_mean(tf.cast(x, "float32"))))
+    assert_equal(build, lambda model: trained(model, data), 3, steps=10)
