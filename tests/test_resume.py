@@ -220,6 +220,30 @@ class StopAt(keras.callbacks.Callback):
             raise Stop
 
 
+class Noise(keras.layers.Layer):
+    def call(self, x):
+        return x + keras.random.normal(keras.ops.shape(x))
+
+
+def test_random_numbers_without_a_seed_go_on(tmp_path):
+    def noisy():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), Noise(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        return model
+
+    def train(*callbacks, resume=None):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(7)
+        return fit(km.mirrored_model(noisy, devices=2), KINDS["arrays"](), resume, callbacks)
+
+    right, history = train()
+    with pytest.raises(Stop):
+        train(StopAt(6), resume=km.Resume(tmp_path, save_freq=1))
+    found, its_history = train(resume=km.Resume(tmp_path, save_freq=1))
+    assert_equal_bits(right, found)
+    assert its_history == history
+
+
 def with_options():
     layers = keras.layers
     model = keras.Sequential([keras.Input((6,)), layers.Dense(5), layers.Dropout(0.3), layers.Dense(1, dtype="float32")])
