@@ -2,12 +2,14 @@
 
 import tensorflow as tf
 
+_SIZE = 8  # of what is unknown besides the rows
+
 
 def is_by_row(function, arguments, values, known):
     """Whether the first dimension of what a function returns is that of the rows.
 
-    Where the number of rows is unknown, so is that of the numbers for them. Where it is known, the function is
-    traced once with arguments of an unknown number of rows.
+    Where the number of rows is unknown, so is that of the numbers for them. Where it is known, or other sizes are
+    unknown as well, the function is traced once with arguments of which the number of rows alone is unknown.
 
     Args:
         function: `function(y_true, y_pred)`.
@@ -20,11 +22,13 @@ def is_by_row(function, arguments, values, known):
     """
     if not values.shape.rank:
         return False
-    if values.shape[0] is None or not all(isinstance(each, tf.Tensor) and each.shape.rank for each in arguments):
+    if not all(isinstance(each, tf.Tensor) and each.shape.rank for each in arguments):
         return True
-    if all(each.shape[0] is None for each in arguments):
+    if values.shape[0] is None and all(each.shape[1:].is_fully_defined() for each in arguments):
+        return True
+    if values.shape[0] is not None and all(each.shape[0] is None for each in arguments):
         return False
-    specs = tuple(tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in arguments)
+    specs = tuple(tf.TensorSpec([None, *(size or _SIZE for size in each.shape[1:])], each.dtype) for each in arguments)
     if specs not in known:
         try:
             shape = tf.function(function, autograph=False).get_concrete_function(*specs).structured_outputs.shape

@@ -248,6 +248,25 @@ def test_function_losses_of_sequences(loss):
     assert_equal(build, fit(SERIES, SERIES[..., :2]), 3)
 
 
+@pytest.mark.parametrize("loss", [row_loss, entry_loss, column_loss])
+def test_function_losses_of_sequences_of_any_length(loss):
+    """The first size of a loss is unknown, be it of the rows or of the steps."""
+
+    def batches():
+        for start in range(0, 29, 7):
+            rows = SERIES[start : start + 7, : 4 + start % 2]
+            yield rows, rows[..., :2]
+
+    def build():
+        model = keras.Sequential([keras.Input((None, 3)), layers.Dense(2)])
+        model.compile(SMALL(), loss)
+        return model
+
+    spec = tuple(tf.TensorSpec([None, None, size]) for size in (3, 2))
+    data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+    assert_equal(build, lambda model: trained(model, data), 3, steps=10)
+
+
 def many_outputs(**compile):
     def build():
         inputs = keras.Input((6,))
