@@ -7,6 +7,7 @@ from keras_mirror import internals
 from keras_mirror.empty_parts import may_be_empty, with_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.rows import current_part
+from keras_mirror.user_code import code_of
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -175,7 +176,7 @@ class GlobalLoss(keras.losses.Loss):
     def _share_of_scalar(self, y_true, y_pred, sample_weight):
         name = self.wrapped.name
         warn_once(
-            ("scalar loss", name),
+            ("scalar loss", name, code_of(getattr(self.wrapped, "fn", self.wrapped.call))),
             f"The loss {name!r} returns one number for a batch instead of one per row, so it cannot be told if that is a mean; "
             "it is weighed by each replica's share of the rows, which is right for a mean over rows. Return one loss per row "
             "(for example keras.ops.mean(..., axis=-1)) to be exact.",

@@ -11,6 +11,7 @@ ROOT = pathlib.Path(keras_mirror.__file__).parent
 ORDER = [  # lowest first: a file may import those above it in this list only
     "codes",
     "places",
+    "user_code",
     "errors",
     "agreement",
     "cluster",
