@@ -35,6 +35,8 @@ class GlobalBatchStrategy:
         worker: int, which of the `workers` this process is.
         row_counters: `RowCounter`s of the `"train"` and `"test"` steps of loops over `run`.
         listeners: Functions called with the variables of each graph in which `run` is traced.
+        captured: Those variables.
+        stepped: The functions of the user's that were traced there.
     """
 
     is_chief = True
@@ -50,6 +52,7 @@ class GlobalBatchStrategy:
         self._traces = collections.Counter()
         self.listeners = []
         self.captured = []
+        self.stepped = []
         self.runs = 0
 
     @property
@@ -221,6 +224,7 @@ class GlobalBatchStrategy:
             captured = internals.captured_variables(trace.get_concrete_function().graph)
         else:
             return
+        self.stepped += [fn] if fn not in self.stepped else []
         known = {id(variable) for variable in self.captured}
         self.captured += [variable for variable in captured if id(variable) not in known]
         for listener in list(self.listeners):
