@@ -45,11 +45,13 @@ class Source:
 
 
 def source_of(function):
-    """The `Source` of a function, or None for a library's, a lambda or one without source."""
+    """The `Source` of a function, or None for a library's, a lambda, or one whose source nobody has."""
     function = inspect.unwrap(getattr(function, "python_function", function))
     function = getattr(function, "__func__", function)
     if not inspect.isfunction(function) or is_library(function.__code__.co_filename):
         return None
+    if "__autograph_generated_file" in function.__code__.co_filename:
+        return None  # what AutoGraph wrote of it
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError):

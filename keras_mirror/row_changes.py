@@ -14,12 +14,12 @@ from keras_mirror.provenance import Origin
 from keras_mirror.reading import source_of
 from keras_mirror.row_flow import Frame
 from keras_mirror.row_objects import container
-from keras_mirror.row_values import MEAN, ROWS, SUM, Value, is_variable
+from keras_mirror.row_values import MEAN, REDUCED, ROWS, SUM, Value, is_variable
 
 _HOLDERS = (keras.metrics.Metric, keras.Optimizer, keras.random.SeedGenerator, keras.layers.Layer)
 SUMMED_WHEN_READ = (
-    "Make it with aggregation=tf.VariableAggregation.SUM and synchronization=tf.VariableSynchronization.ON_READ, "
-    "or use a keras.metrics.Metric"
+    "Make it with tf.Variable(..., aggregation=tf.VariableAggregation.SUM, "
+    "synchronization=tf.VariableSynchronization.ON_READ), or use a keras.metrics.Metric"
 )
 _MOST_CALLS = 2000  # of functions within functions
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -31,9 +31,9 @@ class Change:
 
     Attributes:
         entry: The method or function that the replicas run.
-        how: `"mean"`, `"sum"` or `"rows"`: what it is changed by.
+        how: `"mean"`, `"sum"` or `"rows"`: what it is changed by; `"reduced"`: by what was reduced over the replicas.
         adds: Whether `assign_add` or `assign_sub` does it.
-        reads_itself: Whether the new value is made of the old one.
+        reads_itself: Whether what is written is made of the old value.
         origin: `Origin` of the line.
     """
 
@@ -45,6 +45,8 @@ class Change:
 
     def and_also(self, other):
         """This change and another one of the same variable, as one."""
+        if REDUCED in (self.how, other.how):
+            return other if self.how == REDUCED else self
         how = self.how if self.how == other.how else ROWS
         return dataclasses.replace(
             self, how=how, adds=self.adds and other.adds, reads_itself=self.reads_itself or other.reads_itself
@@ -106,13 +108,19 @@ class Flow:
         for each in value.objects:
             if is_variable(each):
                 self.reached.setdefault(id(container(each)), f"{kind} {ast.unparse(node)}")
+            elif isinstance(each, (list, tuple, dict)):
+                for index, child in each.items() if isinstance(each, dict) else enumerate(each):
+                    if is_variable(child):
+                        self.reached.setdefault(id(container(child)), f"{kind} {ast.unparse(node)}[{index!r}]")
             elif isinstance(each, _HOLDERS) and not any(each is other for other in self.holders):
                 self.holders.append(each)
 
     def change(self, variable, node, value, origin):
         """Remembers that a variable is given a value of the replica's own."""
         key = id(container(variable))
-        change = Change(self.entry, value.how, node.func.attr in ("assign_add", "assign_sub"), key in value.reads, origin)
+        adds = node.func.attr in ("assign_add", "assign_sub")
+        reads = key in value.reads or adds and isinstance(variable, keras.Variable)  # Keras' is assign(variable + value)
+        change = Change(self.entry, value.how, adds, reads, origin)
         before = self.changes.get(key)
         self.changes[key] = change if before is None else before.and_also(change)
 
@@ -136,6 +144,9 @@ def fault_of(change, variable):
     """`(effect, remedy)` where the aggregation of a variable does not fit how it is changed, or None."""
     aggregation, on_read = variable.aggregation, variable.synchronization == tf.VariableSynchronization.ON_READ
     what = f"{change.entry}()" if change.entry.isidentifier() else change.entry
+    if change.how == REDUCED:
+        wrong = f'aggregation="sum" adds up what {what} has reduced already, once for every replica'
+        return (wrong, "Leave aggregation out") if aggregation == tf.VariableAggregation.SUM else None
     if aggregation == tf.VariableAggregation.MEAN:
         wrong = f'aggregation="mean" averages what {what} should add up, so sums and counts come out too small'
         return (wrong, _remedy(change)) if change.how == SUM else None
@@ -143,8 +154,8 @@ def fault_of(change, variable):
         wrong = f'aggregation="sum" adds up what {what} takes a mean of, as many times too large as there are replicas'
         return wrong, _remedy(change)
     if aggregation == tf.VariableAggregation.SUM:
-        wrong = f'aggregation="sum" adds up the old value of every replica, too, where {what} writes it with assign'
-        return (wrong, _remedy(change)) if change.reads_itself and not change.adds and not on_read else None
+        wrong = f'aggregation="sum" adds up the old value of every replica, too, whenever {what} writes it'
+        return (wrong, _remedy(change)) if change.reads_itself and not on_read else None
     return (
         f"{what} changes it by the replica's own rows, so the copies drift apart and only the first one is {_kept(change)}",
         _remedy(change),
@@ -156,13 +167,12 @@ def _kept(change):
 
 
 def _remedy(change):
-    reduce = "what tf.distribute.get_replica_context().all_reduce(...) returns"
-    if change.how == MEAN:
-        return f'Make it with add_weight(..., aggregation="mean"), right for batches that divide evenly, or write {reduce}'
-    if change.how != SUM:
-        return f"Write {reduce}: the page of this code has it for a mean and for a sum"
-    if change.entry != "call":
+    reduced = "what tf.distribute.get_replica_context().all_reduce({}) returns"
+    if change.how == SUM and change.entry != "call":
         return SUMMED_WHEN_READ
-    if change.adds:
-        return 'Make it with add_weight(..., aggregation="sum") and change it with assign_add(...) alone'
-    return f'Make it with add_weight(..., aggregation="sum") and add to it with assign_add(...), or write {reduce}'
+    if change.how == SUM:
+        verb, reduced = "Add" if change.adds else "Write", reduced.format('"SUM", ...')
+        return f"{verb} {reduced} for the sum or count, and leave aggregation out"
+    if change.how == MEAN:
+        return 'Make it with aggregation="mean", right for batches that divide evenly, or write ' + reduced.format("...")
+    return f"Write {reduced.format('...')}: the page of this code has it for a mean and for a sum"

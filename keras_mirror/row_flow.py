@@ -4,6 +4,8 @@ import ast
 import dataclasses
 import inspect
 
+import keras
+
 from keras_mirror.row_objects import attribute_of, constant, looked_up, value_of
 from keras_mirror.row_values import REDUCED, ROWS, SHAPE, Value, combined, either, is_variable, known_call, together
 
@@ -198,7 +200,8 @@ class Frame:
         if name == "shape":
             return Value(SHAPE if base.by_rows else base.how)
         if name == "value" and any(is_variable(each) for each in base.objects):
-            return base
+            objects = tuple(each.value if isinstance(each, keras.Variable) else each for each in base.objects)
+            return dataclasses.replace(base, objects=objects)
         if name in _OF_TENSORS and base.by_rows:
             return Value()
         found = [self.flow.attributes.get((id(each), name)) or value_of(attribute_of(each, name), each) for each in base.objects]
@@ -239,8 +242,8 @@ class Frame:
 
     def _change(self, variables, node, value, given):
         how = given[0].how if len(given) == 1 and given[0].by_rows and given[0].how != SHAPE else value.how
-        if value.by_rows or self.by_rows:
-            how = how if value.by_rows else ROWS
+        if value.by_rows or self.by_rows or value.how == REDUCED:
+            how = how if value.by_rows else ROWS if self.by_rows else REDUCED
             for each in variables:
                 self.flow.change(each, node, Value(how, reads=value.reads), self.source.origin(node))
         return Value()
