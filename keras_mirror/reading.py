@@ -114,6 +114,8 @@ def summed_losses(source):
 
 def _is_losses(source, node):
     """Whether it is `model.losses`: a list of them, a name for them, or all of them one by one."""
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return any(isinstance(each, ast.Starred) and _is_losses(source, each.value) for each in node.elts)
     if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
         return _is_losses(source, node.generators[0].iter)
     if isinstance(node, ast.Call) and _name(node.func) in ("list", "tuple", "enumerate") and node.args:

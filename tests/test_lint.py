@@ -249,6 +249,43 @@ class SummedLosses(keras.Sequential):
         return {"loss": loss}
 
 
+def loss_with(*lines):
+    """A class whose own step makes its loss with the given lines."""
+    body = "".join(f"            {line}\n" for line in ("loss = km.global_mean(tf.square(y - self(x)))", *lines))
+    name = f"<loss {lines}>"
+    text = STEP.replace("            loss = {}\n", body).format()
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    return attempt(text, name)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("for each in self.losses:", "    loss += each"),
+        ("for each in self.losses:", "    loss = loss + 2.0 * each"),
+        ("for number, each in enumerate(self.losses):", "    loss += each"),
+        ("loss += sum(each for each in self.losses)",),
+        ("mine = self.losses", "loss += tf.add_n(mine)"),
+        ("loss = tf.add_n([loss, *self.losses])",),
+        ("loss += keras.ops.sum(self.losses)",),
+    ],
+)
+def test_every_way_to_add_up_the_regularisers_is_found(lines):
+    assert codes(km.audit(model_with(regularized, cls=loss_with(*lines)))) == [("KM209", "warning")]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("for each in self.losses:", "    loss += tf.nn.scale_regularization_loss(each)"),
+        ("losses = [loss, loss]", "loss = sum(losses)"),
+        ("for each in self.losses:", "    tf.debugging.check_numerics(each, 'loss')"),
+    ],
+)
+def test_other_sums_and_loops_are_no_fault(lines):
+    assert codes(km.audit(model_with(regularized, cls=loss_with(*lines)))) == []
+
+
 class ScaledLosses(SummedLosses):
     def train_step(self, data):
         x, y = data
@@ -435,10 +472,10 @@ def said(model, data):
     return [str(each.message)[:5] for each in seen if each.category is MirrorWarning]
 
 
-def attempt(text):
+def attempt(text, file="<a cell>"):
     """The class or function that a cell of a notebook with this source defines."""
-    names = {"keras": keras, "tf": tf, "km": km}
-    exec(compile(text, "<a cell>", "exec"), names)
+    names = {"keras": keras, "tf": tf, "km": km, "__name__": __name__}
+    exec(compile(text, file, "exec"), names)
     return names["made"]
 
 
