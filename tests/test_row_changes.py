@@ -410,3 +410,72 @@ def test_a_metric_from_outside_that_the_step_uses_is_told_to_be_one(data):
         found = km.audit(train(model, data)).findings
         assert [(f.code, f.owner) for f in found] == [("KM103", "metric mean_absolute_error")] * 2
         assert found[0].remedy == "Make the metric inside build_fn"
+
+
+def test_layers_and_optimizers_from_outside_that_the_step_uses_are_told_to_be_some(data):
+    teacher, optimizer = keras.layers.Dense(1, name="teacher"), keras.optimizers.SGD(name="other")
+    teacher.build((None, 6))
+
+    class Distilling(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            return super().train_step((x, y + teacher(x) * tf.cast(optimizer.iterations, "float32")))
+
+    found = km.audit(train(model_with(cls=Distilling), data)).findings
+    assert {(f.code, f.owner) for f in found} == {("KM101", "layer teacher"), ("KM102", "optimizer other")}
+
+
+# --- state of the step that is no count -------------------------------------------------------
+
+
+class Averaging(keras.Sequential):
+    aggregation, on_read = tf.VariableAggregation.MEAN, False
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        when = tf.VariableSynchronization.ON_READ if self.on_read else tf.VariableSynchronization.AUTO
+        self.mean = tf.Variable(0.0, trainable=False, aggregation=self.aggregation, synchronization=when)
+
+    def train_step(self, data):
+        self.mean.assign(0.5 * self.mean + 0.5 * tf.reduce_mean(data[0]))
+        return super().train_step(data)
+
+
+class AveragingLocally(Averaging):
+    aggregation = tf.VariableAggregation.NONE
+
+
+class AveragingSums(Averaging):
+    aggregation, on_read = tf.VariableAggregation.SUM, True
+
+
+@pytest.mark.parametrize("cls", [Averaging, AveragingLocally, AveragingSums])
+def test_a_mean_that_a_step_keeps(data, cls):
+    model = train(model_with(cls=cls), data)
+    is_right = np.isclose(model.mean.numpy(), WritesMean.right(data[0]), rtol=1e-4)
+    assert is_right == (cls is Averaging) and codes(model) == ([] if is_right else ["KM106"])
+    assert all('aggregation="mean"' in finding.remedy for finding in km.audit(model).findings)
+
+
+def test_weights_and_gradients_that_a_step_keeps_are_no_fault(data):
+    class Following(keras.Sequential):
+        def build(self, shape):
+            super().build(shape)
+            self.slow = [tf.Variable(weight, trainable=False) for weight in self.get_weights()]
+            self.kept = [tf.Variable(tf.zeros_like(weight), trainable=False) for weight in self.get_weights()]
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x))
+            for kept, gradient in zip(self.kept, tape.gradient(loss, self.trainable_variables)):
+                kept.assign_add(gradient)
+            self.optimizer.apply([kept + 0.0 for kept in self.kept], self.trainable_variables)
+            for slow, weight in zip(self.slow, self.trainable_variables):
+                slow.assign(0.9 * slow + 0.1 * weight)
+            for kept in self.kept:
+                kept.assign(tf.zeros_like(kept))
+            return {"loss": loss}
+
+    model = model_with(lambda: keras.layers.Dense(2), cls=Following)
+    assert codes(model) == [] and codes(train(model, data)) == []
