@@ -1,5 +1,8 @@
 """Which variables of a model do not do on several replicas what they do on one device."""
 
+import gc
+import re
+
 import keras
 import tensorflow as tf
 
@@ -8,10 +11,10 @@ from keras_mirror.engine import engine_of, optimizers_of
 from keras_mirror.errors import check_codes
 from keras_mirror.findings import Audit, Finding
 from keras_mirror.hints import code_findings, setting_findings
-from keras_mirror.places import is_library
 from keras_mirror.provenance import origin_of
 from keras_mirror.randomness import generators_of
-from keras_mirror.reading import attributes_changed_by_rows
+from keras_mirror.row_changes import SUMMED_WHEN_READ, fault_of, follow
+from keras_mirror.row_objects import container
 
 # What is wrong with a variable: code, severity, effect, remedy.
 _OUTSIDE = {
@@ -52,8 +55,7 @@ _LOCAL_STEP = (
     "KM106",
     "warning",
     "each replica has its own copy and only the first one is read, so it misses what the other replicas did",
-    "Make it with aggregation=tf.VariableAggregation.SUM and synchronization=tf.VariableSynchronization.ON_READ, "
-    "or use a keras.metrics.Metric",
+    SUMMED_WHEN_READ,
 )
 _LOCAL_METRIC = (
     "KM107",
@@ -66,12 +68,6 @@ _OTHER_THREAD = (
     "error",
     "it was made in another thread, and a scope holds only in the thread that opened it, so it exists on one device",
     "Build the model in the thread that calls build_fn, or open strategy.scope() in the other one",
-)
-_LOCAL_LAYER = (
-    "KM110",
-    "error",
-    "call() changes it by the replica's own rows, so the copies drift apart and only the first one is saved",
-    'Make it with add_weight(..., aggregation="mean"), or write what get_replica_context().all_reduce returns',
 )
 _SUMMED = (
     "KM111",
@@ -114,7 +110,8 @@ def audit(model, ignore=()):
         raise ValueError(
             "audit: the model was not made in a strategy's scope; build it with keras_mirror.mirrored_model(build_fn)."
         )
-    look, captured = _Look(model, strategy), _captured(model, strategy)
+    captured = _captured(model, strategy)
+    look = _Look(model, strategy, captured)
     found = [*look.at_held_variables(), *look.at_captured_variables(captured)]
     found += [*code_findings(model, strategy), *setting_findings(model, strategy)]
     return Audit([finding for finding in found if finding.code not in ignore], len(look.seen), bool(captured))
@@ -149,54 +146,90 @@ class _Look:
         seen: Ids of the variables looked at.
     """
 
-    def __init__(self, model, strategy):
+    def __init__(self, model, strategy, captured):
         self.seen = set()
         self._model = model
         self._strategy = strategy
         self._many = strategy.num_replicas_in_sync > 1
         self._gradient_shapes = {tuple(v.shape) for v in model.trainable_variables if len(v.shape)}
+        self._trained = {id(container(v)) for v in model.trainable_variables}
+        self._captured = {id(internals.container_of(v)) for v in captured}
+        self._flow = follow(model, strategy)
 
     def at_held_variables(self):
         """Findings on what the model holds."""
         for kind, holder, variable in held_variables(self._model):
-            value = _tensorflow_variable(variable)
-            fault = self._first_time(value) and self._fault_of_held(kind, holder, variable, value)
+            value = container(variable)
+            fault = self._first_time(value) and self._fault_of_held(kind, holder, value)
             if fault:
-                yield _finding(kind, holder, variable, fault)
+                yield self._finding(kind, holder, variable, fault)
 
     def at_captured_variables(self, captured):
         """Findings on what only the steps use."""
         for variable in captured:
             value = internals.container_of(variable)
-            fault = self._first_time(value) and "keras_mirror_own" not in vars(value) and self._fault_of_captured(value)
-            if fault:
-                yield _finding("step", None, value, fault)
+            if self._first_time(value) and "keras_mirror_own" not in vars(value):
+                kind, holder = self._holder_of(value) if self._is_outside(value) else ("step", None)
+                fault = _OUTSIDE[kind] if self._is_outside(value) else self._fault_of_captured(value)
+                if fault:
+                    yield self._finding(kind, holder, value, fault)
 
     def _first_time(self, value):
         new = id(value) not in self.seen
         self.seen.add(id(value))
         return new
 
-    def _fault_of_held(self, kind, holder, variable, value):
+    def _fault_of_held(self, kind, holder, value):
         if self._is_outside(value):
             return _OTHER_THREAD if self._is_from_another_thread(value) else _OUTSIDE[kind]
-        if not self._many or _is_summed_when_read(value):
-            return None
         if kind == "metric":
-            return _LOCAL_METRIC
-        if kind in ("layer", "step") and _is_local(value) and _changes_by_rows(holder, variable):
-            return _LOCAL_LAYER
-        return _SUMMED if kind in ("layer", "step") and self._is_summed_gradient(value) else None
-
-    def _fault_of_captured(self, value):
-        if self._is_outside(value):
-            return _OUTSIDE["step"]
-        if not self._many or _is_summed_when_read(value):
+            return _LOCAL_METRIC if self._many and not _is_summed_when_read(value) else None
+        if not self._many or kind not in ("layer", "step"):
             return None
-        keeps_gradients = tuple(value.shape) in self._gradient_shapes  # its own, for the optimizer to sum
-        if _is_local(value) and _is_the_users_own(value) and not keeps_gradients:
+        changed = self._fault_of_changed(value)
+        if changed or _is_summed_when_read(value):
+            return changed
+        hidden = holder is self._model and self._flow.unread and id(value) in self._captured
+        if hidden and self._is_never_reduced(value):
             return _LOCAL_STEP
         return _SUMMED if self._is_summed_gradient(value) else None
+
+    def _fault_of_captured(self, value):
+        if not self._many:
+            return None
+        changed = self._fault_of_changed(value)
+        if changed or _is_summed_when_read(value):
+            return changed
+        if self._is_never_reduced(value):
+            return _LOCAL_STEP
+        return _SUMMED if self._is_summed_gradient(value) else None
+
+    def _fault_of_changed(self, value):
+        """What is wrong with a variable that the source changes by rows."""
+        change = self._flow.changes.get(id(value))
+        if change is None or id(value) in self._trained or change.entry != "call" and self._keeps_gradients(value):
+            return None
+        fault = fault_of(change, value)
+        code = ("KM110", "error") if change.entry == "call" else ("KM106", "warning")
+        return fault and (*code, *fault)
+
+    def _is_never_reduced(self, value):
+        return _is_local(value) and _is_the_users_own(value) and not self._keeps_gradients(value)
+
+    def _keeps_gradients(self, value):
+        """Whether it may hold gradients of its replica's own, for the optimizer to sum."""
+        return tuple(value.shape) in self._gradient_shapes
+
+    def _holder_of(self, value):
+        """What kind of object outside of the model a variable belongs to, and which."""
+        holders = self._flow.holders
+        if not any(_holds(each, value) for each in holders) and "/" in value.name:
+            holders = [each for each in gc.get_objects() if issubclass(type(each), keras.metrics.Metric)]
+        kinds = {keras.metrics.Metric: "metric", keras.Optimizer: "optimizer", keras.layers.Layer: "layer"}
+        for holder in holders:
+            if _holds(holder, value):
+                return next((kind for cls, kind in kinds.items() if isinstance(holder, cls)), "seed generator"), holder
+        return "step", None
 
     def _is_outside(self, value):
         return not self._strategy.extended.variable_created_in_scope(value)
@@ -209,9 +242,19 @@ class _Look:
         summed = getattr(value, "aggregation", None) == tf.VariableAggregation.SUM
         return summed and not value.trainable and tuple(value.shape) in self._gradient_shapes
 
+    def _finding(self, kind, holder, variable, fault):
+        word = "model" if holder is self._model else "layer" if kind == "step" else kind
+        path = getattr(variable, "path", None) or variable.name.split(":")[0]
+        if re.fullmatch(r"(.*/)?[Vv]ariable(_\d+)?", path):  # nobody gave it a name: how the source names it
+            path = self._flow.reached.get(id(container(variable)), path)
+        code, severity, effect, remedy = fault
+        origin = origin_of(variable, *([] if holder is None else [holder]))
+        return Finding(code, severity, path, "the step" if holder is None else f"{word} {holder.name}", origin, effect, remedy)
 
-def _tensorflow_variable(variable):
-    return internals.container_of(variable.value if isinstance(variable, keras.Variable) else variable)
+
+def _holds(holder, value):
+    variables = [holder.state] if isinstance(holder, keras.random.SeedGenerator) else holder.variables
+    return any(container(variable) is value for variable in variables)
 
 
 def _is_summed_when_read(value):
@@ -220,27 +263,11 @@ def _is_summed_when_read(value):
 
 def _is_local(value):
     """Whether each replica changes its own copy, without any reduction."""
-    return getattr(value, "aggregation", None) == tf.VariableAggregation.NONE and not value.trainable
+    is_trained = value.trainable and (value.dtype.is_floating or value.dtype.is_complex)
+    return getattr(value, "aggregation", None) == tf.VariableAggregation.NONE and not is_trained
 
 
 def _is_the_users_own(value):
     """Whether it was made by the user, not by Keras for them."""
     origin = origin_of(value)
     return origin is not None and not origin.by_keras
-
-
-def _changes_by_rows(layer, variable):
-    held = {name for name, value in vars(layer).items() if value is variable}
-    return not _is_a_librarys(type(layer)) and bool(held & set(attributes_changed_by_rows(type(layer))))
-
-
-def _is_a_librarys(cls):
-    return is_library(getattr(getattr(cls.call, "__code__", None), "co_filename", ""))
-
-
-def _finding(kind, holder, variable, fault):
-    owner = "the step" if holder is None else f"{'layer' if kind == 'step' else kind} {holder.name}"
-    path = getattr(variable, "path", None) or variable.name.split(":")[0]
-    code, severity, effect, remedy = fault
-    origin = origin_of(variable, *([] if holder is None else [holder]))
-    return Finding(code, severity, path, owner, origin, effect, remedy)

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import threading
+import types
 
 import keras
 import tensorflow as tf
@@ -22,6 +23,7 @@ from keras_mirror.rebuilding import rebuild_in_scope
 from keras_mirror.rows import RowCounter, current_part
 from keras_mirror.steps import track_shares_as_losses
 from keras_mirror.timing import Timers
+from keras_mirror.user_code import code_of
 
 _ENGINE = "_keras_mirror_engine"
 
@@ -139,8 +141,7 @@ class Engine:
         return bool(self.model.trainable_variables) and all(layer.built for layer in internals.layers_of(self.model))
 
     def _asked_for_jit(self):
-        arguments = internals.compile_arguments(self.model) or {}
-        return arguments.get("jit_compile") is True
+        return (internals.compile_arguments(self.model) or {}).get("jit_compile") is True
 
     def prepare(self):
         """Changes losses, optimizers, batch normalisations, random generators that exist by now."""
@@ -218,7 +219,7 @@ class Engine:
             loss = as_share(loss)
             if part.strategy.num_replicas_in_sync > 1:
                 warn_once(
-                    ("own loss", type(self.model).__qualname__),
+                    ("own loss", type(self.model).__qualname__, code_of(types.MethodType(own, self.model))),
                     f"{type(self.model).__name__}.compute_loss computes a loss by hand; keras_mirror weighs it by each replica's "
                     "share of the rows, which is right for a mean over rows. To be exact for anything else, build it from "
                     "keras_mirror.global_mean(per_example) or super().compute_loss(...).",
@@ -316,14 +317,20 @@ class Engine:
 
     def _executor(self, step, kind, default):
         only_metrics = default and self._has_default("compute_metrics")
-        name, counter, timers = self.name_of_step(f"{kind}_step"), self.counters[kind], self.timers[kind]
-        return Executor(self.model, self.strategy, step, name, counter, only_metrics, timers, self._traced)
+        counter, timers, method = self.counters[kind], self.timers[kind], f"{kind}_step"
+        name, function = self.name_of_step(method), self.function_of_step(method)
+        return Executor(self.model, self.strategy, step, name, function, counter, only_metrics, timers, self._traced)
 
     def name_of_step(self, method):
         """What a person calls the step that a method runs on the replicas."""
         if method == "train_step" and self.step is not None:
             return getattr(self.step, "__name__", repr(self.step))
         return f"{type(self.model).__name__}.{method}"
+
+    def function_of_step(self, method):
+        """The function of the user's that a method runs on the replicas, or Keras' own."""
+        own = self.step if method == "train_step" else None
+        return own or types.MethodType(getattr(type(self.model), method), self.model)
 
     def _traced(self, variables):
         known = {id(v) for v in self.captured}
@@ -381,17 +388,10 @@ def optimizers_of(model):
     return {name: value for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
 
 
-class _Symbolic:
-    """Anything with a shape and a dtype is enough for Keras to build from."""
-
-    def __init__(self, shape, dtype):
-        self.shape = shape
-        self.dtype = dtype
-
-
 def _symbolic(leaf):
+    """Anything with a shape and a dtype is enough for Keras to build from."""
     leaf = internals.spec_of_a_part(leaf)
     if leaf is None or isinstance(leaf, (tf.OptionalSpec, tf.experimental.Optional)) or not hasattr(leaf, "dtype"):
         return None
     shape = tuple(leaf.shape)
-    return _Symbolic((None, *shape[1:]) if shape else shape, leaf.dtype)
+    return types.SimpleNamespace(shape=(None, *shape[1:]) if shape else shape, dtype=leaf.dtype)

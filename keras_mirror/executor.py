@@ -24,6 +24,7 @@ class Executor:
         strategy: Its strategy.
         step: `step(data) -> logs`, what one replica does with its part.
         name: What a person calls that step.
+        function: The function of the user's that it is, or Keras' own.
         counter: The `RowCounter` of this kind of step.
         reports_only_metrics: Whether `step` returns no logs of its own, so that all logs are
             results of the model's metrics.
@@ -38,11 +39,12 @@ class Executor:
         steps_of_last_call: How many steps the last call ran.
     """
 
-    def __init__(self, model, strategy, step, name, counter, reports_only_metrics, timers, on_trace):
+    def __init__(self, model, strategy, step, name, function, counter, reports_only_metrics, timers, on_trace):
         self._model = model
         self._strategy = strategy
         self._step = step
         self._name = name
+        self._function = function
         self._counter = counter
         self._reports_only_metrics = reports_only_metrics
         self._timers = timers
@@ -185,6 +187,10 @@ class Executor:
     def name_of_step(self, method):
         """What a person calls the step that a method runs on the replicas."""
         return self._name
+
+    def function_of_step(self, method):
+        """The function of the user's that the step is, or Keras' own."""
+        return self._function
 
     def _on_replica(self, data):
         logs = self._step(data) or {}

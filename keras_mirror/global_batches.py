@@ -14,6 +14,7 @@ from keras_mirror.places import is_library
 from keras_mirror.provenance import recording_creator
 from keras_mirror.randomness import drawing_without_seed
 from keras_mirror.rows import Part, RowCounter, current_part, rows_per_replica, working_on
+from keras_mirror.user_code import code_of
 
 TRACES_BEFORE_WARNING = 5
 
@@ -35,6 +36,8 @@ class GlobalBatchStrategy:
         worker: int, which of the `workers` this process is.
         row_counters: `RowCounter`s of the `"train"` and `"test"` steps of loops over `run`.
         listeners: Functions called with the variables of each graph in which `run` is traced.
+        captured: Those variables.
+        stepped: The functions of the user's that were traced there.
     """
 
     is_chief = True
@@ -50,6 +53,7 @@ class GlobalBatchStrategy:
         self._traces = collections.Counter()
         self.listeners = []
         self.captured = []
+        self.stepped = []
         self.runs = 0
 
     @property
@@ -201,26 +205,27 @@ class GlobalBatchStrategy:
 
     def _watch(self, fn, args, kwargs, rows, global_rows):
         """Tells listeners of a loop of the user's what it uses, and the user if it is traced again and again."""
-        name = name_of(fn)
         self.runs += 1
         if internals.inside_tf_function():
-            self._traces[name] += 1
-            if self._traces[name] > TRACES_BEFORE_WARNING:
+            step, name = identity_of(fn), name_of(fn)
+            self._traces[step] += 1
+            if self._traces[step] > TRACES_BEFORE_WARNING:
                 warn_once(
-                    ("traced", id(self), name),
-                    f"strategy.run({name}) was traced {self._traces[name]} times, which costs more than the steps; a Python number "
+                    ("traced", id(self), step),
+                    f"strategy.run({name}) was traced {self._traces[step]} times, which costs more than the steps; a Python number "
                     "among the arguments of the tf.function around it is traced for every value: pass tf.constant(value), or "
                     "keep it in a variable.",
                     code="KM205",
                 )
             captured = internals.captured_variables(internals.current_graph())
-        elif self.listeners and not self._traces[name]:
-            self._traces[name] += 1  # eager: one trace, never run, tells which variables the step uses
+        elif self.listeners and not self._traces[identity_of(fn)]:
+            self._traces[identity_of(fn)] += 1  # eager: one trace, never run, tells which variables the step uses
             on_part = self._on_part(fn, rows, global_rows)
             trace = tf.function(lambda: tf.distribute.Strategy.run(self, on_part, args, kwargs))
             captured = internals.captured_variables(trace.get_concrete_function().graph)
         else:
             return
+        self.stepped += [fn] if fn not in self.stepped else []
         known = {id(variable) for variable in self.captured}
         self.captured += [variable for variable in captured if id(variable) not in known]
         for listener in list(self.listeners):
@@ -242,13 +247,13 @@ class GlobalBatchStrategy:
 
     def _on_part(self, fn, rows, global_rows):
         even = all(isinstance(r, int) for r in rows) and len(set(rows)) == 1
-        converted, name = internals.autograph(fn), name_of(fn)
+        converted = internals.autograph(fn)
 
         def on_replica(*args, **kwargs):
             replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
             with working_on(Part(self, replica, rows[replica], global_rows, even)) as part, drawing_without_seed(self):
                 result = converted(*args, **kwargs)
-            _warn_of_wrong_factors(name, part)
+            _warn_of_wrong_factors(fn, part)
             return result
 
         return tf.autograph.experimental.do_not_convert(on_replica)
@@ -258,7 +263,7 @@ class GlobalBatchStrategy:
         if batches and self.num_replicas_in_sync > 1:
             name = name_of(fn)
             warn_once(
-                ("not distributed", name),
+                ("not distributed", identity_of(fn)),
                 f"strategy.run({name}) was given a tensor of shape {batches[0].shape} that is not distributed, so each of the "
                 f"{self.num_replicas_in_sync} replicas works on all of it; iterate over "
                 "strategy.experimental_distribute_dataset(dataset) instead.",
@@ -309,13 +314,13 @@ class GlobalBatchStrategy:
         return super().reduce(reduce_op, leaf, axis)
 
 
-def _warn_of_wrong_factors(name, part):
-    replicas = part.strategy.num_replicas_in_sync
+def _warn_of_wrong_factors(fn, part):
+    replicas, name = part.strategy.num_replicas_in_sync, name_of(fn)
     if replicas == 1 or part.replica or "update" not in part.marks:
         return
     if "global loss" not in part.marks:
         warn_once(
-            local_loss(name),
+            local_loss(fn),
             f"{name} makes its own loss, and the gradients of the {replicas} replicas are added up: a mean over its rows makes "
             f"the update {replicas}.00 times too large, and a mean divided by the number of replicas is off for uneven batches. "
             "Use loss = keras_mirror.global_mean(loss_per_row), or model.compute_loss(...).",
@@ -323,7 +328,7 @@ def _warn_of_wrong_factors(name, part):
         )
     elif "asked for replicas" in part.marks:
         warn_once(
-            ("divided twice", name),
+            ("divided twice", identity_of(fn)),
             f"{name} reads strategy.num_replicas_in_sync and its loss is a share of the global loss already; dividing it by the "
             f"number of replicas again makes the update {replicas}.00 times too small. Drop the division.",
             code="KM202",
@@ -336,9 +341,15 @@ def name_of(fn):
     return getattr(fn, "__qualname__", repr(fn)) if named is None else named(fn.__name__)
 
 
-def local_loss(name):
-    """The key of the warning that the step of this name makes a loss of its own rows alone."""
-    return "local loss", name
+def identity_of(fn):
+    """What tells a function that runs on the replicas from others, those of its name too: its name and its code."""
+    function = getattr(getattr(fn, "__self__", None), "function_of_step", None)
+    return name_of(fn), code_of(fn if function is None else function(fn.__name__))
+
+
+def local_loss(fn):
+    """The key of the warning that a step makes a loss of its own rows alone."""
+    return "local loss", *identity_of(fn)
 
 
 def total_of(rows):

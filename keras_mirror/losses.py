@@ -8,6 +8,7 @@ from keras_mirror.by_row import is_by_row
 from keras_mirror.empty_parts import may_be_empty, with_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.rows import current_part
+from keras_mirror.user_code import code_of
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -196,7 +197,7 @@ class GlobalLoss(keras.losses.Loss):
         name = self.wrapped.name
         shape = f"numbers of shape {values.shape}" if values is not None and values.shape.rank else "one number"
         warn_once(
-            ("scalar loss", name),
+            ("scalar loss", name, code_of(getattr(self.wrapped, "fn", self.wrapped.call))),
             f"The loss {name!r} returns {shape} for a batch instead of one per row, so it cannot be told if that is a mean; "
             "it is weighed by each replica's share of the rows, which is right for a mean over rows. "
             f"{_loss_per_row(self.wrapped, y_pred)} to be exact.",

@@ -10,7 +10,6 @@ from keras_mirror.provenance import Origin
 _MEANS = ("mean", "reduce_mean")
 _GLOBAL = ("global_mean", "compute_loss", "compute_average_loss", "num_replicas_in_sync")
 _SCALED = ("num_replicas_in_sync", "scale_regularization_loss")
-_REDUCTIONS = ("all_reduce", "merge_call")
 _SUMS = ("sum", "add_n", "reduce_sum")
 
 
@@ -39,18 +38,20 @@ class Source:
         """Calls of functions or methods of these names."""
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.Call) and _name(node.func) in names]
 
-    def locals(self):
-        """Names that the function takes or assigns, without `self`."""
-        stored = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        return stored | {node.arg for node in ast.walk(self.tree) if isinstance(node, ast.arg)} - {"self"}
+    @property
+    def me(self):
+        """What the source calls its first argument, `self` in a method."""
+        return next((each.arg for each in [*self.tree.args.posonlyargs, *self.tree.args.args]), None)
 
 
 def source_of(function):
-    """The `Source` of a function, or None for a library's, a lambda or one without source."""
+    """The `Source` of a function, or None for a library's, a lambda, or one whose source nobody has."""
     function = inspect.unwrap(getattr(function, "python_function", function))
     function = getattr(function, "__func__", function)
     if not inspect.isfunction(function) or is_library(function.__code__.co_filename):
         return None
+    if "__autograph_generated_file" in function.__code__.co_filename:
+        return None  # what AutoGraph wrote of it
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError):
@@ -59,14 +60,14 @@ def source_of(function):
 
 
 def own_methods(cls, start):
-    """The `Source`s of the user's method `start` and of the user's methods that it calls on `self`."""
+    """The `Source`s of the user's method `start` and of the user's methods that it calls on itself."""
     pending, found = [start], {}
     while pending:
         name = pending.pop()
         source = source_of(getattr(cls, name, None)) if name not in found else None
         if source is not None:
             found[name] = source
-            pending += [call.func.attr for call in source.calls(*dir(cls)) if _is_on_self(call.func)]
+            pending += [call.func.attr for call in source.calls(*dir(cls)) if _is_on(call.func, source.me)]
     return list(found.values())
 
 
@@ -101,34 +102,45 @@ def _assigns(node, name):
 
 
 def summed_losses(source):
-    """The node of a plain sum over `model.losses`, or None."""
+    """The node of a plain sum over `model.losses`, in one call or in a loop, or None."""
     if set(_SCALED) & source.names():
         return None
-    sums = source.calls(*_SUMS)
-    return next((call for call in sums if call.args and _name(call.args[0]) == "losses"), None)
+    called = [call for call in source.calls(*_SUMS) if call.args and _is_losses(source, call.args[0])]
+    called += [call for call in source.calls("reduce") if any(_is_losses(source, each) for each in call.args)]
+    loops = [loop for loop in ast.walk(source.tree) if isinstance(loop, ast.For) and _is_losses(source, loop.iter)]
+    added = [node for loop in loops for node in ast.walk(loop) if _adds(node, _names_in(loop.target))]
+    return next(iter([*called, *added]), None)
 
 
-def attributes_changed_by_rows(cls):
-    """Names of attributes of `self` that the user's `call` assigns a value that differs from replica to replica.
+def _is_losses(source, node):
+    """Whether it is `model.losses`: a list of them, a name for them, or all of them one by one."""
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return any(isinstance(each, ast.Starred) and _is_losses(source, each.value) for each in node.elts)
+    if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
+        return _is_losses(source, node.generators[0].iter)
+    if isinstance(node, ast.Call) and _name(node.func) in ("list", "tuple", "enumerate") and node.args:
+        return _is_losses(source, node.args[0])
+    if isinstance(node, ast.Name):
+        values = [each.value for each in ast.walk(source.tree) if isinstance(each, ast.Assign) and _assigns(each, node.id)]
+        return bool(values) and all(isinstance(value, ast.Attribute) and value.attr == "losses" for value in values)
+    return isinstance(node, ast.Attribute) and node.attr == "losses"
 
-    `self.steps.assign_add(1)` does not: it adds the same everywhere. A value made of a local
-    variable or an argument does.
-    """
-    changed = {}
-    for source in own_methods(cls, "call"):
-        if set(_REDUCTIONS) & source.names():
-            continue
-        for call in source.calls("assign", "assign_add", "assign_sub"):
-            place = call.func.value if isinstance(call.func, ast.Attribute) else None
-            used = {node.id for value in call.args for node in ast.walk(value) if isinstance(node, ast.Name)}
-            if isinstance(place, ast.Attribute) and _is_on_self(place) and used & source.locals():
-                changed.setdefault(place.attr, source.origin(call))
-    return changed
+
+def _adds(node, names):
+    """Whether a statement adds something with one of `names` to a name."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        return bool(names & _names_in(node.value))
+    adds = isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add)
+    return adds and bool(names & _names_in(node.value)) and bool(_names_in(node.value) & _names_in(node.targets[0]))
+
+
+def _names_in(node):
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _name(node):
     return getattr(node, "attr", getattr(node, "id", None))
 
 
-def _is_on_self(node):
-    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+def _is_on(node, me):
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == me

@@ -11,6 +11,7 @@ ROOT = pathlib.Path(keras_mirror.__file__).parent
 ORDER = [  # lowest first: a file may import those above it in this list only
     "codes",
     "places",
+    "user_code",
     "errors",
     "agreement",
     "cluster",
@@ -63,6 +64,10 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "model",
     "findings",
     "reading",
+    "row_values",
+    "row_objects",
+    "row_flow",
+    "row_changes",
     "hints",
     "auditing",
     "snapshot",

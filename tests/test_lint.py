@@ -249,6 +249,43 @@ class SummedLosses(keras.Sequential):
         return {"loss": loss}
 
 
+def loss_with(*lines):
+    """A class whose own step makes its loss with the given lines."""
+    body = "".join(f"            {line}\n" for line in ("loss = km.global_mean(tf.square(y - self(x)))", *lines))
+    name = f"<loss {lines}>"
+    text = STEP.replace("            loss = {}\n", body).format()
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    return attempt(text, name)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("for each in self.losses:", "    loss += each"),
+        ("for each in self.losses:", "    loss = loss + 2.0 * each"),
+        ("for number, each in enumerate(self.losses):", "    loss += each"),
+        ("loss += sum(each for each in self.losses)",),
+        ("mine = self.losses", "loss += tf.add_n(mine)"),
+        ("loss = tf.add_n([loss, *self.losses])",),
+        ("loss += keras.ops.sum(self.losses)",),
+    ],
+)
+def test_every_way_to_add_up_the_regularisers_is_found(lines):
+    assert codes(km.audit(model_with(regularized, cls=loss_with(*lines)))) == [("KM209", "warning")]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("for each in self.losses:", "    loss += tf.nn.scale_regularization_loss(each)"),
+        ("losses = [loss, loss]", "loss = sum(losses)"),
+        ("for each in self.losses:", "    tf.debugging.check_numerics(each, 'loss')"),
+    ],
+)
+def test_other_sums_and_loops_are_no_fault(lines):
+    assert codes(km.audit(model_with(regularized, cls=loss_with(*lines)))) == []
+
+
 class ScaledLosses(SummedLosses):
     def train_step(self, data):
         x, y = data
@@ -425,6 +462,89 @@ def test_a_local_mean_of_a_loop_is_said_by_the_name_of_the_step(data, way):
     with pytest.warns(MirrorWarning, match=f"^KM201 {name} makes its own loss"):
         for batch in model.distribute_strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(data).batch(8)):
             model.distribute_strategy.run(model.train_step, args=(batch,))
+
+
+def said(model, data):
+    """Codes of what is warned of while `model` trains on `data`."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        train(model, *data)
+    return [str(each.message)[:5] for each in seen if each.category is MirrorWarning]
+
+
+def attempt(text, file="<a cell>"):
+    """The class or function that a cell of a notebook with this source defines."""
+    names = {"keras": keras, "tf": tf, "km": km, "__name__": __name__}
+    exec(compile(text, file, "exec"), names)
+    return names["made"]
+
+
+STEP = """
+class MyModel(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = {}
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {{"loss": loss}}
+made = MyModel
+"""
+WRONG = (
+    "tf.reduce_mean(tf.square(y - self(x)))",
+    "tf.reduce_sum(tf.square(y - self(x))) / tf.cast(tf.shape(y)[0], tf.float32)",
+    "keras.ops.mean(tf.square(y - self(x)))",
+)
+
+
+def test_another_wrong_step_of_the_same_name_is_told_again(data):
+    attempts = [STEP.format(loss) for loss in WRONG]
+    assert [said(model_with(cls=attempt(text)), data) for text in attempts] == [["KM201"]] * 3
+    assert said(model_with(cls=attempt(attempts[0])), data) == [], "the cell was run again unchanged"
+    assert said(model_with(cls=attempt(STEP.format("self.compute_loss(x, y, self(x))"))), data) == []
+
+
+def test_the_functions_that_a_step_calls_tell_it_apart(data):
+    def step_with(loss):
+        def step(model, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                value = loss(y, model(x))
+            model.optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
+            return {"loss": value}
+
+        return km.mirrored_model(build_plain, devices=2, step=step)
+
+    def first():
+        return step_with(lambda y, p: tf.reduce_mean(tf.square(y - p)))
+
+    assert said(first(), data) == ["KM201"] and said(first(), data) == []
+    assert said(step_with(lambda y, p: tf.reduce_mean(tf.abs(y - p))), data) == ["KM201"]
+
+
+def test_another_loss_of_the_same_name_is_told_again(data):
+    losses = [f"def my_loss(y, p): return tf.reduce_{how}(tf.square(y - p))\nmade = my_loss" for how in ("mean", "sum", "sum")]
+    assert [said(model_with(loss=attempt(text)), data) for text in losses] == [["KM204"], ["KM204"], []]
+
+
+def test_another_compute_loss_of_a_class_of_the_same_name_is_told_again(data):
+    text = """
+class Mine(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return {}
+made = Mine
+"""
+    losses = ("tf.reduce_mean(tf.square(y - y_pred))", "tf.reduce_sum(tf.square(y - y_pred))")
+    attempts = [text.format(loss) for loss in (*losses, losses[1])]
+    assert [said(model_with(cls=attempt(each)), data) for each in attempts] == [["KM203"], ["KM203"], []]
+
+
+def test_another_step_of_a_loop_is_told_again(data):
+    step = "def step(x, y): return tf.reduce_mean(x) {} tf.reduce_mean(y)\nmade = step"
+    strategy = km.MirroredStrategy(2)
+    for text in (step.format("+"), step.format("-")):
+        with pytest.warns(MirrorWarning, match=r"^KM206 strategy.run\(step\)"):
+            strategy.run(attempt(text), args=(tf.constant(data[0]), tf.constant(data[1])))
+    strategy.run(attempt(text), args=(tf.constant(data[0]), tf.constant(data[1])))
 
 
 def warned(code):

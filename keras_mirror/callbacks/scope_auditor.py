@@ -85,6 +85,6 @@ class ScopeAuditor(keras.callbacks.Callback):
             self.violation = OutOfScopeError("; ".join(str(finding) for finding in errors))
             raise self.violation
         for finding in found:
-            key = (id(self.model), finding.code, finding.path, finding.owner, finding.origin)
-            also = local_loss(finding.path) if finding.code == "KM201" else None
+            also = local_loss(self.model.train_step) if finding.code == "KM201" else None
+            key = (id(self.model), finding.code, finding.path, finding.owner, finding.origin, also)
             warn_once(key, f"ScopeAuditor: {finding.sentence}", code=finding.code, also=also)
