@@ -7,10 +7,11 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.engine import engine_of, optimizers_of
+from keras_mirror.engine import engine_of
 from keras_mirror.errors import check_codes
 from keras_mirror.findings import Audit, Finding
 from keras_mirror.hints import code_findings, setting_findings
+from keras_mirror.holdings import optimizers_of
 from keras_mirror.provenance import origin_of
 from keras_mirror.randomness import generators_of
 from keras_mirror.row_changes import SUMMED_WHEN_READ, fault_of, follow

@@ -13,17 +13,17 @@ from keras_mirror.distribution import NO_ROWS, ReplicaDataset
 from keras_mirror.empty_parts import run_on_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.executor import Executor, values_of
-from keras_mirror.losses import GlobalLoss, adds_up_over_rows, as_share, has_entries_of_rows, is_share, mark_as_share
+from keras_mirror.holdings import held, models_of, optimizers_of
+from keras_mirror.losses import GlobalLoss
 from keras_mirror.normalization import normalize_globally
 from keras_mirror.optimizers import half_variables, share_updates
 from keras_mirror.pacing import with_pace
 from keras_mirror.progress import arrange
 from keras_mirror.randomness import draw_differently, generators_of
 from keras_mirror.rebuilding import rebuild_in_scope
-from keras_mirror.rows import RowCounter, current_part
-from keras_mirror.steps import track_shares_as_losses
+from keras_mirror.rows import RowCounter
+from keras_mirror.shares import LossShares
 from keras_mirror.timing import Timers
-from keras_mirror.user_code import code_of
 
 _ENGINE = "_keras_mirror_engine"
 
@@ -57,8 +57,8 @@ class Engine:
 
     SHADOWS = (
         "compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch",
-        "make_train_function", "make_test_function", "train_step", "test_step", "predict_step", "compute_loss",
-        "_maybe_symbolic_build", "_aggregate_additional_loss", "_get_metrics_result_or_logs",
+        "make_train_function", "make_test_function", "train_step", "test_step", "predict_step", "_maybe_symbolic_build",
+        "_get_metrics_result_or_logs",
     )  # fmt: skip
 
     def __init__(self, model, strategy, step, batch_norm):
@@ -129,13 +129,17 @@ class Engine:
                 )
             self.model.jit_compile = False
         with self.strategy.scope():
-            for name, optimizer in optimizers_of(self.model).items():
-                again = self._rebuild(optimizer)
-                if again is not optimizer and name != "optimizer":
-                    setattr(self.model, name, again)
-                if again is self.model.optimizer and not again.built and self._is_built():
-                    again.build(self.model.trainable_variables)
+            self._rebuild_optimizers()
+            optimizer = self.model.optimizer
+            if optimizer is not None and not optimizer.built and self._is_built():
+                optimizer.build(self.model.trainable_variables)
         self.prepare()
+
+    def _rebuild_optimizers(self):
+        for _, optimizer, put in list(held(self.model, keras.optimizers.Optimizer)):
+            again = self._rebuild(optimizer)
+            if again is not optimizer:
+                put(again)
 
     def _is_built(self):
         return bool(self.model.trainable_variables) and all(layer.built for layer in internals.layers_of(self.model))
@@ -145,29 +149,34 @@ class Engine:
 
     def prepare(self):
         """Changes losses, optimizers, batch normalisations, random generators that exist by now."""
-        model = self.model
-        internals.replace_compiled_losses(model, lambda loss: loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss))
-        half = half_variables(model)
-        for optimizer in optimizers_of(model).values():
+        half = half_variables(self.model)
+        for optimizer in optimizers_of(self.model).values():
             share_updates(optimizer, half)
-        for layer in internals.layers_of(model):
+        for layer in internals.layers_of(self.model):
             if id(layer) not in self._prepared:
                 self._prepared.add(id(layer))
                 normalize_globally(layer, self.batch_norm)
                 run_on_a_row(layer)
-        for name, loss in list(vars(model).items()):
-            if isinstance(loss, keras.losses.Loss) and not isinstance(loss, GlobalLoss) and name not in ("loss", "_compile_loss"):
-                internals.set_attribute(model, name, GlobalLoss(loss))  # for a train step that calls it by hand
-        for generator in generators_of(model):
+        for _, loss, put in list(held(self.model, keras.losses.Loss)):
+            if not isinstance(loss, GlobalLoss):
+                put(GlobalLoss(loss))  # for a train step that calls it by hand
+        for generator in generators_of(self.model):
             draw_differently(generator)
-        steps.weigh_by_global_rows(internals.loss_tracker(model))
+        for _, model in models_of(self.model):
+            if model.compiled:
+                self._prepare_compiled(model)
+
+    def _prepare_compiled(self, model):
+        LossShares.of(model, self.prepare, nested=model is not self.model)
+        internals.replace_compiled_losses(model, lambda loss: loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss))
+        steps.weigh_by_global_rows(internals.loss_tracker(model), "loss recorded" if model is self.model else None)
         steps.build_when_updated(internals.compile_metrics(model), self.prepare)
         for metric in internals.single_metrics(model):
             steps.weigh_wholes_by_rows(metric)
             if internals.is_keras_tracker(model, metric):
                 steps.weigh_outputs_by_global_rows(metric)
             elif type(metric) is keras.metrics.Mean:
-                track_shares_as_losses(metric)
+                steps.track_shares_as_losses(metric)
             else:
                 steps.keep_without_rows(metric)
 
@@ -200,68 +209,6 @@ class Engine:
     def _build_outside(self, data):
         with tf.init_scope():
             self.build_from(data)
-
-    # --- losses -----------------------------------------------------------------------------
-
-    def compute_loss(self, *args, **kwargs):
-        """`keras.Model.compute_loss`; on a replica, its share of the loss of the global batch."""
-        part = current_part()
-        own = type(self.model).compute_loss
-        if part is None:
-            return own(self.model, *args, **kwargs)
-        if internals.compile_loss(self.model) is not None and not internals.compiled_losses(self.model):
-            self._build_losses(own, args, kwargs)
-        before = set(part.marks)
-        part.marks.discard("global loss")
-        loss = own(self.model, *args, **kwargs)
-        by_hand = own is not keras.Model.compute_loss and ("global loss" not in part.marks or not is_share(loss))
-        if by_hand and (tf.is_symbolic_tensor(loss) or "global loss" not in part.marks):
-            loss = as_share(loss)
-            if part.strategy.num_replicas_in_sync > 1:
-                warn_once(
-                    ("own loss", type(self.model).__qualname__, code_of(types.MethodType(own, self.model))),
-                    f"{type(self.model).__name__}.compute_loss computes a loss by hand; keras_mirror weighs it by each replica's "
-                    "share of the rows, which is right for a mean over rows. To be exact for anything else, build it from "
-                    "keras_mirror.global_mean(per_example) or super().compute_loss(...).",
-                    code="KM203",
-                )
-        part.marks |= before
-        return mark_as_share(loss)
-
-    def _build_losses(self, own, args, kwargs):
-        """Builds the compiled losses when a step of the user's own is the first to call them."""
-        given = inspect.signature(own).bind(self.model, *args, **kwargs).arguments
-
-        def build(strategy, y, y_pred):
-            if not internals.compiled_losses(self.model):
-                with tf.init_scope():
-                    y, y_pred = (
-                        tf.nest.map_structure(lambda leaf: strategy.experimental_local_results(leaf)[0], each)
-                        for each in (y, y_pred)
-                    )
-                    internals.compile_loss(self.model).build(y, y_pred)
-                self.prepare()
-
-        tf.distribute.get_replica_context().merge_call(build, (given.get("y"), given.get("y_pred")))
-
-    def _aggregate_additional_loss(self, loss):
-        """The share of a regulariser or an `add_loss` on this replica."""
-        if not loss.dtype.is_floating:
-            loss = tf.cast(loss, keras.config.floatx())
-        part, total = current_part(), tf.reduce_sum(loss)
-        if part is None:
-            return total
-        part.marks.add("global loss")
-        if not any(loss is own for own in self._sums_over_rows()):
-            total = tf.math.multiply_no_nan(total, part.share(total.dtype))
-        return mark_as_share(total)
-
-    def _sums_over_rows(self):
-        """Losses of activity regularisers that add up over rows, as L1 and L2 do, and those with an entry for each row."""
-        for layer in internals.layers_of(self.model):
-            regularizer = getattr(layer, "activity_regularizer", None)
-            adds_up = regularizer is not None and adds_up_over_rows(regularizer)
-            yield from (loss for loss in internals.own_losses(layer) if adds_up or has_entries_of_rows(loss))
 
     # --- running ----------------------------------------------------------------------------
 
@@ -383,9 +330,12 @@ class Engine:
             raise
 
 
-def optimizers_of(model):
-    """Every optimizer that the model holds as an attribute, by the attribute's name."""
-    return {name: value for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
+class _Symbolic:
+    """Anything with a shape and a dtype is enough for Keras to build from."""
+
+    def __init__(self, shape, dtype):
+        self.shape = shape
+        self.dtype = dtype
 
 
 def _symbolic(leaf):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_mirror import internals
 from keras_mirror.auditing import held_variables
 from keras_mirror.distribution import regroup, split
-from keras_mirror.engine import optimizers_of
+from keras_mirror.holdings import optimizers_of
 from keras_mirror.one_device import as_one_device
 from keras_mirror.provenance import origin_of
 from keras_mirror.shadowing import shadowed

@@ -53,20 +53,24 @@ def record_loss(model, loss):
     internals.loss_tracker(model).update_state(loss * replicas)
 
 
-def weigh_by_global_rows(tracker):
+def weigh_by_global_rows(tracker, mark="loss recorded"):
     """Makes Keras' tracker of the loss weigh each batch by its global rows.
 
     Keras' steps give it the local loss times the number of replicas, R. Over the replicas the
     shares add up to the global loss L and the weights B / R to the global rows B, so the mean over
     steps is the sum of L * B over the sum of B, as on one device.
+
+    Args:
+        tracker: The tracker, or None.
+        mark: What a step that updates it is marked with, or None.
     """
-    if "update_state" in vars(tracker):
+    if tracker is None or "update_state" in vars(tracker):
         return
 
     def update_state(values, sample_weight=None):
         part = current_part()
         if part is not None:
-            part.marks.add("loss recorded")
+            part.marks.update([mark] if mark else [])
             if values.shape.rank:  # with reduction=None there is one loss per row
                 values = tf.math.divide_no_nan(tf.reduce_sum(values), global_size(values, values.dtype))
             sample_weight = tf.cast(part.global_rows, "float32") / part.strategy.num_replicas_in_sync

@@ -1,11 +1,9 @@
 """The variables of a model in training as arrays: gathered from the replicas, and given back to any number of them."""
 
-import re
-
 import numpy as np
 import tensorflow as tf
 
-from keras_mirror.engine import optimizers_of
+from keras_mirror.holdings import optimizers_of, without_numbers
 from keras_mirror.random_states import generator_variables
 
 
@@ -28,11 +26,6 @@ def variables_of(model):
                 seen.add(id(variable))
                 found[f"{group}/{len(found):04d}/{without_numbers(variable.path)}"] = variable
     return found
-
-
-def without_numbers(path):
-    """`path` without the numbers that Keras gives to objects of the same kind: `dense_3/kernel` is `dense/kernel`."""
-    return re.sub(r"_\d+(?=_|/|$)", "", path)
 
 
 def known_variables(model):

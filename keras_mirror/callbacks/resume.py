@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from keras_mirror import internals, saves
 from keras_mirror.counters import Counters
-from keras_mirror.engine import engine_of, optimizers_of
+from keras_mirror.engine import engine_of
 from keras_mirror.errors import warn_once
+from keras_mirror.holdings import optimizers_of
 from keras_mirror.positions import Position
 from keras_mirror.random_states import generator_states, host_state, set_generator_states, set_host_state
 from keras_mirror.variables_state import first_difference, give_back, known_variables, values_of
