@@ -46,7 +46,7 @@ def held(model, kind):
     seen = set()
     for prefix, each in models_of(model):
         for name, value in list(vars(each).items()):
-            if name not in _OF_COMPILE:
+            if name not in _OF_COMPILE and not name.startswith("_self_"):  # TensorFlow's notes for checkpoints
                 yield from _inside(prefix + name, value, _setter(each, name), kind, seen)
 
 
