@@ -74,8 +74,8 @@ class ClusterEngine(Engine):
         inside_fit = isinstance(callbacks, keras.callbacks.CallbackList)
         return super().evaluate(*args, callbacks=callbacks if inside_fit else self.callbacks_here(callbacks), **kwargs)
 
-    def _with_pace(self, callbacks):
-        paced = super()._with_pace(callbacks)
+    def _with_pace(self, callbacks, verbose):
+        paced = super()._with_pace(callbacks, verbose)
         all_are = all(self.strategy.exchange(paced is not callbacks, "steps between callbacks"))
         return paced if all_are else callbacks
 

@@ -289,8 +289,12 @@ class Engine:
         """`keras.Model.fit`."""
         self.resumed_logs = {}
         verbose = kwargs.get("verbose", "auto")
-        callbacks = with_pace(self, arrange(callbacks, verbose), verbose)
+        callbacks = self._with_pace(arrange(callbacks, verbose), verbose)
         return self._called("fit", *args, callbacks=callbacks, **kwargs)
+
+    def _with_pace(self, callbacks, verbose):
+        """The callbacks, and what lets many steps run in one call, where none of them looks at batches."""
+        return with_pace(self, callbacks, verbose)
 
     def evaluate(self, *args, **kwargs):
         """`keras.Model.evaluate`."""

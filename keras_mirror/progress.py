@@ -13,6 +13,8 @@ class ReplicaProgbarLogger(keras.callbacks.ProgbarLogger):
         loggers: Callbacks with a method `line()`, printed at the end of each epoch.
     """
 
+    every_batch = False
+
     def __init__(self, loggers=()):
         super().__init__()
         self._loggers = loggers

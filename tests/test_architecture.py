@@ -6,6 +6,8 @@ import re
 
 import keras_mirror
 from keras_mirror.codes import CODES
+from keras_mirror.engine import Engine
+from keras_mirror.global_batches import GlobalBatchStrategy
 
 ROOT = pathlib.Path(keras_mirror.__file__).parent
 ORDER = [  # lowest first: a file may import those above it in this list only
@@ -134,6 +136,14 @@ def test_files_import_only_what_is_below_them():
     for name, path in files():
         for below in imports(path):
             assert ORDER.index(below) < ORDER.index(name), f"{name} imports {below}"
+
+
+def test_what_a_class_of_several_workers_extends_is_there():
+    """A method that was renamed in the base class alone would never be called again."""
+    for path, base in ((ROOT / "cluster_engine.py", Engine), (ROOT / "multiworker.py", GlobalBatchStrategy)):
+        extended = set(re.findall(r"super\(\)\.(\w+)\(", path.read_text())) - {"__init__"}
+        overridden = set(re.findall(r"^    def (\w+)\(", path.read_text(), re.M)) & extended
+        assert overridden and all(hasattr(base, name) for name in overridden), path
 
 
 def test_no_file_is_long():
