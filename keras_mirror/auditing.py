@@ -15,7 +15,6 @@ from keras_mirror.holdings import optimizers_of
 from keras_mirror.provenance import origin_of
 from keras_mirror.randomness import generators_of
 from keras_mirror.row_changes import SUMMED_WHEN_READ, fault_of, follow
-from keras_mirror.row_objects import container
 
 # What is wrong with a variable: code, severity, effect, remedy.
 _OUTSIDE = {
@@ -153,14 +152,14 @@ class _Look:
         self._strategy = strategy
         self._many = strategy.num_replicas_in_sync > 1
         self._gradient_shapes = {tuple(v.shape) for v in model.trainable_variables if len(v.shape)}
-        self._trained = {id(container(v)) for v in model.trainable_variables}
+        self._trained = {id(internals.container_of(v)) for v in model.trainable_variables}
         self._captured = {id(internals.container_of(v)) for v in captured}
         self._flow = follow(model, strategy)
 
     def at_held_variables(self):
         """Findings on what the model holds."""
         for kind, holder, variable in held_variables(self._model):
-            value = container(variable)
+            value = internals.container_of(variable)
             fault = self._first_time(value) and self._fault_of_held(kind, holder, value)
             if fault:
                 yield self._finding(kind, holder, variable, fault)
@@ -247,7 +246,7 @@ class _Look:
         word = "model" if holder is self._model else "layer" if kind == "step" else kind
         path = getattr(variable, "path", None) or variable.name.split(":")[0]
         if re.fullmatch(r"(.*/)?[Vv]ariable(_\d+)?", path):  # nobody gave it a name: how the source names it
-            path = self._flow.reached.get(id(container(variable)), path)
+            path = self._flow.reached.get(id(internals.container_of(variable)), path)
         code, severity, effect, remedy = fault
         origin = origin_of(variable, *([] if holder is None else [holder]))
         return Finding(code, severity, path, "the step" if holder is None else f"{word} {holder.name}", origin, effect, remedy)
@@ -255,7 +254,7 @@ class _Look:
 
 def _holds(holder, value):
     variables = [holder.state] if isinstance(holder, keras.random.SeedGenerator) else holder.variables
-    return any(container(variable) is value for variable in variables)
+    return any(internals.container_of(variable) is value for variable in variables)
 
 
 def _is_summed_when_read(value):

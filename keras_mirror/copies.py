@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import math
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -71,7 +70,7 @@ def inventory(model, strategy):
     """
     mirrored, local, single, metrics, seen = [], [], [], 0, {}
     for kind, holder, variable in _everything(model, strategy):
-        value = internals.container_of(variable.value if isinstance(variable, keras.Variable) else variable)
+        value = internals.container_of(variable)
         if id(value) in seen or "keras_mirror_own" in vars(value):  # hasattr would reduce a metric's state
             continue
         seen[id(value)] = value

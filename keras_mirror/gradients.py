@@ -104,8 +104,8 @@ class StepProbe:
 
     def _add_state(self, captured):
         """Adds what a step keeps in variables that belong to no weight, metric, optimizer or generator."""
-        known = {id(_container(variable)) for kind, _, variable in held_variables(self.model) if kind != "step"}
-        known |= {id(_container(variable)) for variable in self._state.values()}
+        known = {id(internals.container_of(variable)) for kind, _, variable in held_variables(self.model) if kind != "step"}
+        known |= {id(internals.container_of(variable)) for variable in self._state.values()}
         for variable in map(internals.container_of, captured):
             on_read = getattr(variable, "synchronization", None) == tf.VariableSynchronization.ON_READ
             if id(variable) not in known and not on_read and "keras_mirror_own" not in vars(variable):
@@ -206,10 +206,6 @@ def regularizer_gradients(model):
                 loss = variable.regularizer(value)
             gradients[_free(gradients, variable.path)] = _numpy(tape.gradient(loss, value))
     return gradients
-
-
-def _container(variable):
-    return internals.container_of(variable.value if isinstance(variable, keras.Variable) else variable)
 
 
 def own_state(model):

@@ -13,7 +13,6 @@ from keras_mirror.places import is_library
 from keras_mirror.provenance import Origin
 from keras_mirror.reading import source_of
 from keras_mirror.row_flow import Frame
-from keras_mirror.row_objects import container
 from keras_mirror.row_values import MEAN, REDUCED, ROWS, SUM, Value, is_variable
 
 _HOLDERS = (keras.metrics.Metric, keras.Optimizer, keras.random.SeedGenerator, keras.layers.Layer)
@@ -107,17 +106,17 @@ class Flow:
         """Remembers how the source names the objects of `value`."""
         for each in value.objects:
             if is_variable(each):
-                self.reached.setdefault(id(container(each)), f"{kind} {ast.unparse(node)}")
+                self.reached.setdefault(id(internals.container_of(each)), f"{kind} {ast.unparse(node)}")
             elif isinstance(each, (list, tuple, dict)):
                 for index, child in each.items() if isinstance(each, dict) else enumerate(each):
                     if is_variable(child):
-                        self.reached.setdefault(id(container(child)), f"{kind} {ast.unparse(node)}[{index!r}]")
+                        self.reached.setdefault(id(internals.container_of(child)), f"{kind} {ast.unparse(node)}[{index!r}]")
             elif isinstance(each, _HOLDERS) and not any(each is other for other in self.holders):
                 self.holders.append(each)
 
     def change(self, variable, node, value, origin):
         """Remembers that a variable is given a value of the replica's own."""
-        key = id(container(variable))
+        key = id(internals.container_of(variable))
         adds = node.func.attr in ("assign_add", "assign_sub")
         reads = key in value.reads or adds and isinstance(variable, keras.Variable)  # Keras' is assign(variable + value)
         change = Change(self.entry, value.how, adds, reads, origin)

@@ -4,18 +4,11 @@ import ast
 import inspect
 import types
 
-import keras
-
 from keras_mirror import internals
 from keras_mirror.places import is_library
 from keras_mirror.row_values import Value, is_variable
 
 _PROPERTIES = ("weights", "variables", "layers", "metrics")  # and `trainable_weights`, ...; others may do anything
-
-
-def container(variable):
-    """The TensorFlow variable, with all of its copies, of a variable."""
-    return internals.container_of(variable.value if isinstance(variable, keras.Variable) else variable)
 
 
 def value_of(thing, holder=None):
@@ -27,7 +20,7 @@ def value_of(thing, holder=None):
         return Value(functions=((thing, None if isinstance(holder, (type, types.ModuleType)) else holder),))
     if hasattr(type(thing), "python_function"):
         return Value(functions=((thing.python_function, holder),))
-    reads = frozenset([id(container(thing))]) if is_variable(thing) else frozenset()
+    reads = frozenset([id(internals.container_of(thing))]) if is_variable(thing) else frozenset()
     return Value(objects=() if thing is None else (thing,), reads=reads)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 
+import keras
 import tensorflow as tf
 from tensorflow.python.distribute import values
 from tensorflow.python.eager import context
@@ -91,7 +92,8 @@ def before_autograph(frame):
 
 
 def container_of(variable):
-    """The distributed variable that a replica's copy belongs to, or the variable itself."""
+    """The TensorFlow variable, with all of its copies, of a variable of Keras' or TensorFlow's or of one replica's copy."""
+    variable = variable.value if isinstance(variable, keras.Variable) else variable
     if is_distributed(variable):
         return variable  # which has no handle to ask for inside of a scope
     for place in (variable, getattr(variable, "handle", None)):
