@@ -14,6 +14,7 @@ from keras_mirror.empty_parts import run_on_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.executor import Executor, values_of
 from keras_mirror.holdings import held, models_of, optimizers_of
+from keras_mirror.layer_losses import keep_losses_apart
 from keras_mirror.losses import GlobalLoss
 from keras_mirror.normalization import normalize_globally
 from keras_mirror.optimizers import half_variables, share_updates
@@ -155,6 +156,7 @@ class Engine:
         for layer in internals.layers_of(self.model):
             if id(layer) not in self._prepared:
                 self._prepared.add(id(layer))
+                keep_losses_apart(layer)
                 normalize_globally(layer, self.batch_norm)
                 run_on_a_row(layer)
         for _, loss, put in list(held(self.model, keras.losses.Loss)):

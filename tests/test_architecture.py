@@ -48,6 +48,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "multiworker",
     "empty_parts",
     "by_row",
+    "layer_losses",
     "losses",
     "optimizers",
     "normalization",

@@ -250,12 +250,14 @@ def test_call_with_training():
 
 
 def test_layer_state():
-    """Delete `own_losses`, `own_variables` and `seed_generators_of` once layers list what is theirs alone."""
+    """Delete `own_losses`, `list_of_losses`, `own_variables` and `seed_generators_of` once layers list what is theirs alone."""
     dropout = keras.layers.Dropout(0.5)
     assert [type(g) for g in internals.seed_generators_of(dropout)] == [keras.random.SeedGenerator]
     dense = keras.layers.Dense(2, activity_regularizer="l2")
     dense(tf.ones((1, 2)))
-    assert len(internals.own_losses(dense)) == 1
+    assert len(internals.own_losses(dense)) == len(internals.list_of_losses(dense)) == 1
+    internals.set_list_of_losses(dense, [])
+    assert internals.own_losses(dense) == []
     assert [v.name for v in internals.own_trainable_variables(dense)] == ["kernel", "bias"]
     norm = keras.layers.BatchNormalization()
     norm.build((None, 2))

@@ -93,6 +93,16 @@ def model_loss(model, **arguments):
     return model._compute_loss(**arguments)
 
 
+def list_of_losses(layer):
+    """The list in which a layer keeps what its last call added."""
+    return layer._losses
+
+
+def set_list_of_losses(layer, losses):
+    """Makes a layer keep it in another list."""
+    set_attribute(layer, "_losses", losses)
+
+
 def own_losses(layer):
     """Loss tensors that the last call of this layer alone added."""
     return layer._get_own_losses()

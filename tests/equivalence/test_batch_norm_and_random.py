@@ -134,6 +134,51 @@ def test_local_statistics_are_the_mean_over_rows():
     np.testing.assert_allclose(model.layers[-1].moving_variance.numpy(), [2 * 1 / 3], rtol=1e-6)
 
 
+class AddsLoss(layers.Layer):
+    def call(self, x):
+        self.add_loss(ops.mean(ops.square(x + 1.0)))
+        return x
+
+
+class Block(layers.Layer):
+    """Adds losses before and behind a normalisation within one layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [AddsLoss(), layers.BatchNormalization(), layers.Dense(2, activity_regularizer="l1")]
+
+    def build(self, shape):
+        for part in self.parts:
+            part.build(shape)
+
+    def call(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+REGULARIZED = {
+    "before": lambda: [layers.Dense(2, activity_regularizer="l2"), layers.BatchNormalization()],
+    "behind": lambda: [layers.BatchNormalization(), layers.Dense(2, activity_regularizer="l2")],
+    "add_loss": lambda: [layers.Dense(2), AddsLoss(), layers.BatchNormalization()],
+    "between": lambda: [layers.BatchNormalization(), AddsLoss(), layers.BatchNormalization(), AddsLoss()],
+    "within": lambda: [Block()],
+}
+
+
+@pytest.mark.parametrize("kind", REGULARIZED)
+@pytest.mark.parametrize("eager", [False, True])
+def test_losses_of_layers_around_a_normalization(kind, eager):
+    """All replicas wait for each other in the middle of the model, and share its layers."""
+
+    def build():
+        model = keras.Sequential([keras.Input((6,)), *REGULARIZED[kind](), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse", run_eagerly=eager)
+        return model
+
+    assert_equal(build, fit(X[:15], Y[:15], epochs=1, validation_data=(X[:8], Y[:8])), 3)
+
+
 def masks_of(layer, replicas, steps=3, seed=7):
     """The outputs of a random layer for eight rows of ones, per step and row."""
     seen = []
