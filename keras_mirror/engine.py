@@ -13,7 +13,10 @@ from keras_mirror.distribution import NO_ROWS, ReplicaDataset
 from keras_mirror.empty_parts import run_on_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.executor import Executor, values_of
+from keras_mirror.fixed_batches import refuse_fixed_batches
 from keras_mirror.holdings import held, models_of, optimizers_of
+from keras_mirror.inlining import inlined, run_inlined
+from keras_mirror.late_weights import explaining_strangers, make_weights_in, warn_of_strangers
 from keras_mirror.losses import GlobalLoss
 from keras_mirror.normalization import normalize_globally
 from keras_mirror.optimizers import half_variables, share_updates
@@ -70,7 +73,8 @@ class Engine:
         self.listeners = []
         self.rebuilt = []
         self.epoch_iterator = None
-        self.step = step
+        self.step = inlined(step)
+        self._own_steps = {name: inlined(getattr(type(model), name)) for name in ("train_step", "test_step")}
         self.batch_norm = batch_norm
         self.thread = threading.current_thread().name
         self.data_listener = None
@@ -132,8 +136,10 @@ class Engine:
             self._rebuild_optimizers()
             optimizer = self.model.optimizer
             if optimizer is not None and not optimizer.built and self._is_built():
-                optimizer.build(self.model.trainable_variables)
+                with explaining_strangers(self.model, self.strategy):
+                    optimizer.build(self.model.trainable_variables)
         self.prepare()
+        warn_of_strangers(self.model, self.strategy)
 
     def _rebuild_optimizers(self):
         for _, optimizer, put in list(held(self.model, keras.optimizers.Optimizer)):
@@ -155,6 +161,8 @@ class Engine:
         for layer in internals.layers_of(self.model):
             if id(layer) not in self._prepared:
                 self._prepared.add(id(layer))
+                make_weights_in(self.strategy, layer)
+                run_inlined(layer)
                 normalize_globally(layer, self.batch_norm)
                 run_on_a_row(layer)
         for _, loss, put in list(held(self.model, keras.losses.Loss)):
@@ -184,6 +192,7 @@ class Engine:
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         """Builds from the types of the data, so that no batch is used up and any dtype will do."""
+        refuse_fixed_batches(self.model, self.strategy.num_replicas_in_sync)
         if iterator is not None:
             self.epoch_iterator = iterator
             dataset = internals.dataset_of(iterator)
@@ -192,8 +201,10 @@ class Engine:
         own_step = self.step is not None or not self._has_default("train_step")
         targets = not own_step or keras.utils.unpack_x_y_sample_weight(batch)[1] is not None  # an autoencoder's step knows them
         with self.strategy.scope(), contextlib.suppress(*[RuntimeError] * own_step):  # adversarial pairs need not be callable
-            internals.symbolic_build(self.model, batch, targets)
+            with explaining_strangers(self.model, self.strategy):
+                internals.symbolic_build(self.model, batch, targets)
         self.prepare()
+        warn_of_strangers(self.model, self.strategy)
 
     def build_from(self, batch):
         """Builds from a batch, distributed or not, what is not built yet."""
@@ -219,7 +230,7 @@ class Engine:
         if self.step is not None:
             return self.step(self.model, data)
         if not self._has_default("train_step"):
-            return type(self.model).train_step(self.model, data)
+            return self._own_steps["train_step"](self.model, data)
         return steps.default_train_step(self.model, data) or self.model.get_metrics_result()
 
     @tf.autograph.experimental.do_not_convert
@@ -227,7 +238,7 @@ class Engine:
         """The step that `evaluate` runs on a replica."""
         self._build_on_replica(data)
         if not self._has_default("test_step"):
-            return type(self.model).test_step(self.model, data)
+            return self._own_steps["test_step"](self.model, data)
         return steps.default_test_step(self.model, data) or self.model.get_metrics_result()
 
     @tf.autograph.experimental.do_not_convert
@@ -321,6 +332,7 @@ class Engine:
         return given
 
     def _called(self, method, *args, **kwargs):
+        refuse_fixed_batches(self.model, self.strategy.num_replicas_in_sync)
         try:
             given = self._given(method, *args, **kwargs)
             return getattr(type(self.model), method)(*given.args, **given.kwargs)
