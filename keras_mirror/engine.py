@@ -73,8 +73,9 @@ class Engine:
         self.listeners = []
         self.rebuilt = []
         self.epoch_iterator = None
-        self.step = inlined(step)
-        self._own_steps = {name: inlined(getattr(type(model), name)) for name in ("train_step", "test_step")}
+        self.step = step
+        own = {"step": step, "train_step": type(model).train_step, "test_step": type(model).test_step}
+        self._own_steps = {name: inlined(each) for name, each in own.items()}
         self.batch_norm = batch_norm
         self.thread = threading.current_thread().name
         self.data_listener = None
@@ -228,7 +229,7 @@ class Engine:
         """The step that `fit`, `TrainingLoop` and `strategy.run(model.train_step, ...)` run on a replica."""
         self._build_on_replica(data)
         if self.step is not None:
-            return self.step(self.model, data)
+            return self._own_steps["step"](self.model, data)
         if not self._has_default("train_step"):
             return self._own_steps["train_step"](self.model, data)
         return steps.default_train_step(self.model, data) or self.model.get_metrics_result()

@@ -3,7 +3,6 @@
 import keras
 
 from keras_mirror import internals
-from keras_mirror.holdings import models_of
 
 
 def refuse_fixed_batches(model, replicas):
@@ -21,16 +20,16 @@ def refuse_fixed_batches(model, replicas):
                 f"from one batch to the next, and {replicas} replicas have parts of a batch; make it with "
                 "stateful=False, or train this model with devices=1."
             )
-    for _, each in models_of(model):
-        size = _fixed_size(each)
-        if size is not None:
-            raise ValueError(
-                f"mirrored_model: the input of {each.name!r} has a fixed batch size of {size}, and each of {replicas} replicas has "
-                "a part of the batch; write keras.Input(shape=...) without the batch size, or train this model with devices=1."
-            )
+    size = _fixed_size(model)
+    if size is not None:
+        raise ValueError(
+            f"mirrored_model: the input of {model.name!r} has a fixed batch size of {size}, and each of {replicas} replicas has "
+            "a part of the batch; write keras.Input(shape=...) without the batch size, or train this model with devices=1."
+        )
 
 
 def _fixed_size(model):
+    """The batch size of the first input that has a fixed one; inputs of nested models need not have a row for each of the batch."""
     for leaf in keras.tree.flatten(getattr(model, "inputs", None) or []):
         if isinstance(leaf, keras.KerasTensor) and len(leaf.shape) and leaf.shape[0] is not None:
             return leaf.shape[0]
