@@ -14,6 +14,8 @@ from keras_mirror.empty_parts import run_on_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.executor import Executor, values_of
 from keras_mirror.holdings import held, models_of, optimizers_of
+from keras_mirror.inlining import inlined, run_inlined
+from keras_mirror.late_weights import explaining_strangers, make_weights_in, warn_of_strangers
 from keras_mirror.layer_losses import keep_losses_apart
 from keras_mirror.losses import GlobalLoss
 from keras_mirror.normalization import normalize_globally
@@ -24,6 +26,7 @@ from keras_mirror.randomness import draw_differently, generators_of
 from keras_mirror.rebuilding import rebuild_in_scope
 from keras_mirror.rows import RowCounter
 from keras_mirror.shares import LossShares
+from keras_mirror.stateful_layers import refuse_stateful
 from keras_mirror.timing import Timers
 
 _ENGINE = "_keras_mirror_engine"
@@ -72,6 +75,8 @@ class Engine:
         self.rebuilt = []
         self.epoch_iterator = None
         self.step = step
+        own = {"step": step, "train_step": type(model).train_step, "test_step": type(model).test_step}
+        self._own_steps = {name: inlined(each) for name, each in own.items()}
         self.batch_norm = batch_norm
         self.thread = threading.current_thread().name
         self.data_listener = None
@@ -133,8 +138,10 @@ class Engine:
             self._rebuild_optimizers()
             optimizer = self.model.optimizer
             if optimizer is not None and not optimizer.built and self._is_built():
-                optimizer.build(self.model.trainable_variables)
+                with explaining_strangers(self.model, self.strategy):
+                    optimizer.build(self.model.trainable_variables)
         self.prepare()
+        warn_of_strangers(self.model, self.strategy)
 
     def _rebuild_optimizers(self):
         for _, optimizer, put in list(held(self.model, keras.optimizers.Optimizer)):
@@ -155,8 +162,11 @@ class Engine:
             share_updates(optimizer, half)
         for layer in internals.layers_of(self.model):
             if id(layer) not in self._prepared:
+                refuse_stateful(layer, self.strategy.num_replicas_in_sync)
                 self._prepared.add(id(layer))
                 keep_losses_apart(layer)
+                make_weights_in(self.strategy, layer)
+                run_inlined(layer)
                 normalize_globally(layer, self.batch_norm)
                 run_on_a_row(layer)
         for _, loss, put in list(held(self.model, keras.losses.Loss)):
@@ -194,8 +204,10 @@ class Engine:
         own_step = self.step is not None or not self._has_default("train_step")
         targets = not own_step or keras.utils.unpack_x_y_sample_weight(batch)[1] is not None  # an autoencoder's step knows them
         with self.strategy.scope(), contextlib.suppress(*[RuntimeError] * own_step):  # adversarial pairs need not be callable
-            internals.symbolic_build(self.model, batch, targets)
+            with explaining_strangers(self.model, self.strategy):
+                internals.symbolic_build(self.model, batch, targets)
         self.prepare()
+        warn_of_strangers(self.model, self.strategy)
 
     def build_from(self, batch):
         """Builds from a batch, distributed or not, what is not built yet."""
@@ -219,9 +231,9 @@ class Engine:
         """The step that `fit`, `TrainingLoop` and `strategy.run(model.train_step, ...)` run on a replica."""
         self._build_on_replica(data)
         if self.step is not None:
-            return self.step(self.model, data)
+            return self._own_steps["step"](self.model, data)
         if not self._has_default("train_step"):
-            return type(self.model).train_step(self.model, data)
+            return self._own_steps["train_step"](self.model, data)
         return steps.default_train_step(self.model, data) or self.model.get_metrics_result()
 
     @tf.autograph.experimental.do_not_convert
@@ -229,7 +241,7 @@ class Engine:
         """The step that `evaluate` runs on a replica."""
         self._build_on_replica(data)
         if not self._has_default("test_step"):
-            return type(self.model).test_step(self.model, data)
+            return self._own_steps["test_step"](self.model, data)
         return steps.default_test_step(self.model, data) or self.model.get_metrics_result()
 
     @tf.autograph.experimental.do_not_convert

@@ -8,6 +8,7 @@ import weakref
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.clearing import explaining_clear_session
 from keras_mirror.distribution import ReplicaDataset, one_after_another, per_replica_spec, regroup, split, split_dataset
 from keras_mirror.errors import warn_once
 from keras_mirror.places import is_library
@@ -73,7 +74,7 @@ class GlobalBatchStrategy:
         An optimizer's step counter and learning rate, which every replica changes alike, are kept
         as copies that each replica updates itself.
         """
-        with super().scope(), tf.variable_creator_scope(_create):
+        with explaining_clear_session(), super().scope(), tf.variable_creator_scope(_create):
             yield
 
     @contextlib.contextmanager

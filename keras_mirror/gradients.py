@@ -145,7 +145,8 @@ class StepProbe:
 
         with contextlib.ExitStack() as undo:
             for optimizer in optimizers_of(self.model).values():
-                undo.enter_context(shadowed(optimizer, apply=functools.partial(_record_handed, optimizer)))
+                apply = functools.partial(_record_handed, optimizer)
+                undo.enter_context(shadowed(optimizer, apply=apply, apply_gradients=functools.partial(_record_pairs, apply)))
             undo.callback(setattr, tf.GradientTape, "gradient", own_gradient)
             tf.GradientTape.gradient = gradient
             yield
@@ -173,6 +174,10 @@ def recording():
 def _record_handed(optimizer, grads, trainable_variables=None):
     variables = internals.variables_updated_by(optimizer) if trainable_variables is None else trainable_variables
     _record(_tape.get().handed, variables, grads)
+
+
+def _record_pairs(record, grads_and_vars, *args, **kwargs):
+    record(*zip(*grads_and_vars))
 
 
 def _record_raw(sources, gradients):

@@ -3,15 +3,14 @@
 import keras
 import tensorflow as tf
 
-from keras_mirror import internals
 from keras_mirror.cluster import from_environment
 from keras_mirror.cluster_engine import ClusterEngine
 from keras_mirror.engine import Engine, engine_of
-from keras_mirror.errors import warn_once
 from keras_mirror.global_batches import GlobalBatchStrategy
+from keras_mirror.late_weights import warn_of_strangers
 from keras_mirror.multiworker import MultiWorkerMirroredStrategy, current_strategy
 from keras_mirror.normalization import MODES
-from keras_mirror.provenance import origin_of, watch
+from keras_mirror.provenance import watch
 from keras_mirror.strategy import MirroredStrategy
 
 
@@ -91,22 +90,8 @@ def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=
         else:
             engine.recompile_in_scope()
     engine.synchronize()
-    _warn_of_strangers(model, strategy)
+    warn_of_strangers(model, strategy)
     return model
-
-
-def _warn_of_strangers(model, strategy):
-    strangers = [v for v in model.weights if not strategy.extended.variable_created_in_scope(v.value)]
-    if strangers:
-        holders = [layer for layer in internals.layers_of(model) if any(strangers[0] is v for v in internals.own_variables(layer))]
-        origin = origin_of(strangers[0], *holders)
-        warn_once(
-            ("strangers", id(model)),
-            f"mirrored_model: {len(strangers)} of the model's {len(model.weights)} weights, the first of them {strangers[0].path!r}"
-            f"{f' ({origin.place})' if origin else ''}, were made outside of build_fn and exist on one device only; "
-            "make their layers inside build_fn. keras_mirror.audit(model) lists all of them.",
-            code="KM101",
-        )
 
 
 def _kind(thing):

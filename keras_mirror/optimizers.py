@@ -2,7 +2,9 @@
 
 import collections
 import math
+import threading
 
+import keras
 import tensorflow as tf
 
 from keras_mirror import internals
@@ -107,7 +109,7 @@ def half_variables(model):
 
 
 def share_updates(optimizer, half=frozenset()):
-    """Makes `optimizer.apply` reduce the gradients first and then update each replica's copies.
+    """Makes `optimizer.apply`, and an `apply_gradients` of its class, reduce the gradients before each replica updates its copies.
 
     Everything after the reduction (unscaling, the test for infinities, clipping, accumulation,
     weight decay, the update, averages, constraints) is Keras' own code. It sees the same numbers
@@ -122,13 +124,14 @@ def share_updates(optimizer, half=frozenset()):
     internals.set_attribute(optimizer, "_keras_mirror_half", half)
     if "apply" in vars(optimizer):
         return
+    reduced = threading.local()  # every replica is a thread: whether it is inside a method that was given reduced gradients
 
-    def apply(grads, trainable_variables=None):
+    def update(method, grads, trainable_variables):
+        """What `method(grads, trainable_variables)` returns for reduced gradients."""
         context = tf.distribute.get_replica_context()
-        apply_locally = type(optimizer).apply
         grads = list(grads)
-        if context is None or not hasattr(context.strategy.extended, "_keras_mirror_local"):
-            return apply_locally(optimizer, grads, trainable_variables)
+        if context is None or not hasattr(context.strategy.extended, "_keras_mirror_local") or getattr(reduced, "on", False):
+            return method(grads, trainable_variables)
         if current_part() is not None:
             current_part().marks.add("update")
         if not optimizer.built and trainable_variables is not None:
@@ -138,10 +141,24 @@ def share_updates(optimizer, half=frozenset()):
         if half and context.num_replicas_in_sync > 1:
             variables = trainable_variables or internals.variables_updated_by(optimizer)
             grads = [_as_half(g) if g is not None and id(v) in half else g for g, v in zip(grads, variables)]
-        with internals.local_updates(context.strategy.extended):
-            return apply_locally(optimizer, grads, trainable_variables)
+        reduced.on = True
+        try:
+            with internals.local_updates(context.strategy.extended):
+                return method(grads, trainable_variables)
+        finally:
+            reduced.on = False
+
+    def apply(grads, trainable_variables=None):
+        return update(lambda *each: type(optimizer).apply(optimizer, *each), grads, trainable_variables)
+
+    def apply_gradients(grads_and_vars, *args, **kwargs):
+        grads, variables = zip(*grads_and_vars)
+        own = type(optimizer).apply_gradients
+        return update(lambda *each: own(optimizer, zip(*each), *args, **kwargs), grads, list(variables))
 
     internals.set_attribute(optimizer, "apply", apply)
+    if type(optimizer).apply_gradients is not keras.optimizers.Optimizer.apply_gradients:
+        internals.set_attribute(optimizer, "apply_gradients", apply_gradients)
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if each is not None:
             internals.skip_all_reduce(each)

@@ -18,7 +18,8 @@ def variables_of(model):
     """
     optimizers = optimizers_of(model)
     metrics = [variable for metric in model.metrics for variable in metric.variables]
-    groups = {"model": model.variables, "metrics": metrics, **{name: each.variables for name, each in optimizers.items()}}
+    groups = {"model": model.variables, "metrics": metrics}
+    groups |= {name.replace("/", ":"): each.variables for name, each in optimizers.items()}
     found, seen = {}, set()
     for group, variables in groups.items():
         for variable in variables:

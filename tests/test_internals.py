@@ -75,6 +75,22 @@ def test_clone_tf_function():
     assert int(clone(1)) == 3 and internals.is_tf_function(clone)
 
 
+def test_python_function_of():
+    """Delete once replicas can exchange something within a `tf.function` that a step calls."""
+
+    @tf.function
+    def doubled(x):
+        if x > 0:
+            x = 2 * x
+        return x
+
+    plain = internals.python_function_of(doubled)
+    assert not internals.is_tf_function(plain)
+    assert int(tf.function(plain, autograph=False)(tf.constant(2))) == 4
+    kept = internals.python_function_of(tf.function(lambda x: x is None, autograph=False))
+    assert kept(None) is True
+
+
 def test_autograph_follows_the_caller():
     """Delete once `strategy.run` converts what a wrapper around the user's function calls."""
 

@@ -68,6 +68,12 @@ def is_tf_function(fn):
     return isinstance(fn, tf.types.experimental.PolymorphicFunction)
 
 
+def python_function_of(function):
+    """What a `tf.function` was made of, converted by AutoGraph unless it was made with `autograph=False`."""
+    fn = function.python_function
+    return autograph(fn, by_default=True) if function._autograph else tf.autograph.experimental.do_not_convert(fn)
+
+
 def clone_tf_function(function, python_function):
     """A `tf.function` with the options of `function` around another Python function."""
     return function._clone(python_function=python_function)
