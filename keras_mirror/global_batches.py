@@ -13,8 +13,8 @@ from keras_mirror.distribution import ReplicaDataset, one_after_another, per_rep
 from keras_mirror.errors import warn_once
 from keras_mirror.places import is_library
 from keras_mirror.provenance import recording_creator
-from keras_mirror.randomness import drawing_without_seed
 from keras_mirror.rows import Part, RowCounter, current_part, rows_per_replica, working_on
+from keras_mirror.shared_seeds import sharing_seeds
 from keras_mirror.user_code import code_of
 
 TRACES_BEFORE_WARNING = 5
@@ -193,13 +193,13 @@ class GlobalBatchStrategy:
         rows, global_rows = self._count_rows((args, kwargs))
         if rows is None:
             self._warn_if_not_distributed(fn, (args, kwargs))
-            return super().run(fn, args, kwargs, options)
+            return self._run(fn, None, None, args, kwargs, options)
         counter = self._counter
         if counter is _BY_NAME:
             counter = self.row_counters.get(_KINDS.get(getattr(fn, "__name__", None), "train"))
         if counter is not None:
             counter.add(rows)
-        result = super().run(self._on_part(fn, rows, global_rows), args, kwargs, options)
+        result = self._run(fn, rows, global_rows, args, kwargs, options)
         if counter is self.row_counters.get("train"):
             self._watch(fn, args, kwargs, rows, global_rows)
         return result
@@ -221,8 +221,7 @@ class GlobalBatchStrategy:
             captured = internals.captured_variables(internals.current_graph())
         elif self.listeners and not self._traces[identity_of(fn)]:
             self._traces[identity_of(fn)] += 1  # eager: one trace, never run, tells which variables the step uses
-            on_part = self._on_part(fn, rows, global_rows)
-            trace = tf.function(lambda: tf.distribute.Strategy.run(self, on_part, args, kwargs))
+            trace = tf.function(lambda: self._run(fn, rows, global_rows, args, kwargs, None))
             captured = internals.captured_variables(trace.get_concrete_function().graph)
         else:
             return
@@ -246,13 +245,20 @@ class GlobalBatchStrategy:
         rows = rows_per_replica(self, given)
         return rows, None if rows is None else total_of(rows)
 
-    def _on_part(self, fn, rows, global_rows):
-        even = all(isinstance(r, int) for r in rows) and len(set(rows)) == 1
+    def _run(self, fn, rows, global_rows, args, kwargs, options):
+        with sharing_seeds(self) as share_seeds:
+            return super().run(self._on_part(fn, rows, global_rows, share_seeds), args, kwargs, options)
+
+    def _on_part(self, fn, rows, global_rows, share_seeds):
+        even = rows is not None and all(isinstance(r, int) for r in rows) and len(set(rows)) == 1
         converted = internals.autograph(fn)
 
         def on_replica(*args, **kwargs):
+            share_seeds()
+            if rows is None:
+                return converted(*args, **kwargs)
             replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
-            with working_on(Part(self, replica, rows[replica], global_rows, even)) as part, drawing_without_seed(self):
+            with working_on(Part(self, replica, rows[replica], global_rows, even)) as part:
                 result = converted(*args, **kwargs)
             _warn_of_wrong_factors(fn, part)
             return result

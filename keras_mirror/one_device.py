@@ -4,9 +4,9 @@ import contextlib
 
 import tensorflow as tf
 
-from keras_mirror.randomness import drawing_without_seed
 from keras_mirror.rows import Part, rows_of, working_on
 from keras_mirror.shadowing import shadowed
+from keras_mirror.shared_seeds import sharing_seeds
 
 
 class _OnlyReplica(tf.distribute.ReplicaContext):
@@ -45,5 +45,6 @@ def as_one_device(strategy, batch):
     )
     part = working_on(Part(strategy, 0, rows, rows, True, alone=True))
     with strategy.scope(), alone, _OnlyReplica(strategy, 0), tf.device(strategy.extended.worker_devices[0]), part:
-        with drawing_without_seed(strategy):
+        with sharing_seeds(strategy) as share_seeds:
+            share_seeds()
             yield

@@ -35,6 +35,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "provenance",
     "rows",
     "randomness",
+    "shared_seeds",
     "shadowing",
     "holdings",
     "stateful_layers",

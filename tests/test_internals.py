@@ -4,6 +4,7 @@ When one of these fails after an upgrade, the function of the same name in `inte
 has to change. Each test says what can be deleted once upstream makes the name unnecessary.
 """
 
+import concurrent.futures
 import inspect
 import sys
 import threading
@@ -456,6 +457,18 @@ def test_global_generators():
     assert internals.global_seed_generator().state.shape == (2,)
     made = tf.random.get_global_generator()
     assert internals.global_tf_generator() is made
+
+
+def test_the_global_generator_is_of_one_thread():
+    """Delete `set_global_seed_generator` and `shared_seeds.py` once replicas, in threads of their own, draw from one generator."""
+    generator = keras.random.SeedGenerator(3)
+    internals.set_global_seed_generator(generator)
+    assert internals.global_seed_generator() is generator
+    keras.random.uniform(())
+    assert generator.state.value.numpy()[1] != 0
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        assert thread.submit(internals.global_seed_generator).result() is None
+    keras.backend.clear_session()
 
 
 def test_positions_of_an_epoch_iterator(data, build_fn):
