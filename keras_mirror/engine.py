@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_mirror import internals, steps
 from keras_mirror.distribution import NO_ROWS, ReplicaDataset
-from keras_mirror.empty_parts import run_on_a_row
+from keras_mirror.empty_parts import operations_of, run_on_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.executor import Executor, values_of
 from keras_mirror.holdings import held, models_of, optimizers_of
@@ -168,7 +168,8 @@ class Engine:
                 make_weights_in(self.strategy, layer)
                 run_inlined(layer)
                 normalize_globally(layer, self.batch_norm)
-                run_on_a_row(layer)
+                for each in (layer, *operations_of(layer)):
+                    run_on_a_row(each)
         for _, loss, put in list(held(self.model, keras.losses.Loss)):
             if not isinstance(loss, GlobalLoss):
                 put(GlobalLoss(loss))  # for a train step that calls it by hand

@@ -11,6 +11,7 @@ class LossesOfReplicas(collections.UserList):
 
     Keras keeps a layer's losses in a list of the layer. Replicas share the layer, and one that waits in the middle of
     its call for the others, as in a batch normalisation, would find theirs in it, and its own cleared.
+    A replica that stands for one device, as where a layer is called for trial, has another one, too.
     """
 
     def __init__(self):
@@ -19,7 +20,8 @@ class LossesOfReplicas(collections.UserList):
     @property
     def data(self):
         part = current_part()
-        return self._of.setdefault(None if part is None else part.replica, [])
+        key = None if part is None else "alone" if part.alone else part.replica
+        return self._of.setdefault(key, [])
 
     def __getitem__(self, index):
         return self.data[index]  # a slice is a list of Keras' own

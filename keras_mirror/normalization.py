@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.empty_parts import is_stand_in
 from keras_mirror.losses import global_sum
 from keras_mirror.rows import current_part
 
@@ -46,11 +47,15 @@ def _local_moments(layer, inputs, mask):
     else:
         count = tf.reduce_sum(weights, axes)
         total = tf.reduce_sum(inputs * weights, axes)
+    if is_stand_in():
+        there = tf.cast(current_part().rows > 0, inputs.dtype)
+        count, total = count * there, tf.math.multiply_no_nan(total, there)
     mean = tf.math.divide_no_nan(total, count)
     shape = [1] * inputs.shape.rank
     shape[layer.axis] = -1
     squared = tf.math.squared_difference(inputs, tf.reshape(mean, shape))
-    return count, mean, tf.reduce_sum(squared if weights is None else squared * weights, axes)
+    squares = tf.reduce_sum(squared if weights is None else squared * weights, axes)
+    return count, mean, tf.math.multiply_no_nan(squares, there) if is_stand_in() else squares
 
 
 def _merge(layer, count, mean, squares):

@@ -98,8 +98,9 @@ class LossShares:
         if part is None:
             return total
         part.marks.add("global loss")
-        if not is_share(loss) and not any(loss is own for own in self._sums_over_rows()):
-            total = tf.math.multiply_no_nan(total, part.share(total.dtype))
+        if not is_share(loss):
+            share, adds_up = part.share(total.dtype), any(loss is own for own in self._sums_over_rows())
+            total = tf.math.multiply_no_nan(total, tf.cast(share > 0, total.dtype) if adds_up else share)
         return mark_as_share(total)
 
     def _sums_over_rows(self):

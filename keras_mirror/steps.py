@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.by_row import is_by_row
-from keras_mirror.empty_parts import may_be_empty
+from keras_mirror.empty_parts import is_stand_in, may_be_empty
 from keras_mirror.losses import global_size, is_scalar, is_share
 from keras_mirror.rows import current_part
 
@@ -163,15 +163,19 @@ def track_shares_as_losses(metric):
 
 
 def keep_without_rows(metric):
-    """Leaves a metric of the user's own class as it was where a replica has no rows, of which a mean is NaN."""
-    own = metric.update_state
-    if _is_of_keras(metric) or "update_state" in vars(metric):
+    """Leaves a metric as it was where a replica has no rows: one of the user's own class, of which a mean is NaN, and any in a
+    layer that runs on a row of zeros then."""
+    if getattr(metric, "_keras_mirror_keeps", False):
         return
+    own, of_keras = metric.update_state, _is_of_keras(metric) or "update_state" in vars(metric)
 
     def update_state(*args, **kwargs):
+        if of_keras and not is_stand_in():
+            return own(*args, **kwargs)
         return _kept_without_rows(metric, lambda: own(*args, **kwargs))
 
     internals.set_attribute(metric, "update_state", update_state)
+    internals.set_attribute(metric, "_keras_mirror_keeps", True)
 
 
 def _kept_without_rows(metric, update):

@@ -51,6 +51,7 @@ ORDER = [  # lowest first: a file may import those above it in this list only
     "messages",
     "readings",
     "multiworker",
+    "row_needs",
     "empty_parts",
     "by_row",
     "layer_losses",

@@ -471,6 +471,21 @@ def test_the_global_generator_is_of_one_thread():
     keras.backend.clear_session()
 
 
+def test_scratch_graph():
+    """Delete once a layer's operations can be told without calling it."""
+    with internals.scratch_graph().as_default() as graph:
+        tf.zeros([1, 2])
+        assert graph.get_operations() and internals.current_graph() is graph
+    assert internals.current_graph() is None
+
+
+def test_masks_can_be_attached():
+    """Delete `set_mask` once Keras has a public name for it."""
+    tensor = tf.zeros([2, 3])
+    internals.set_mask(tensor, tf.constant([[True, False, True]] * 2))
+    assert internals.mask_of(tensor).shape == (2, 3)
+
+
 def test_positions_of_an_epoch_iterator(data, build_fn):
     """Delete `set_dataset_of`, `replace_enumeration`, `steps_taken`, `set_steps_taken`, `present_iterator`,
     `set_present_iterator`, `set_restored_epoch` and `rows_and_batch_size` once Keras can begin in the middle of an epoch."""

@@ -123,6 +123,11 @@ def mask_of(tensor):
     return getattr(tensor, "_keras_mask", None)
 
 
+def set_mask(tensor, mask):
+    """Attaches a mask as a layer would."""
+    tensor._keras_mask = mask
+
+
 def set_attribute(holder, name, value):
     """Sets an attribute that Keras neither tracks nor saves."""
     object.__setattr__(holder, name, value)

@@ -134,6 +134,11 @@ def current_graph():
     return graph if isinstance(graph, func_graph.FuncGraph) else None
 
 
+def scratch_graph():
+    """A graph to trace something in that will not be run."""
+    return func_graph.FuncGraph("scratch")
+
+
 def inside_tf_function():
     """Whether a `tf.function` is being traced."""
     return current_graph() is not None
