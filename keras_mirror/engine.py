@@ -28,6 +28,7 @@ from keras_mirror.rows import RowCounter
 from keras_mirror.shares import LossShares
 from keras_mirror.stateful_layers import refuse_stateful
 from keras_mirror.timing import Timers
+from keras_mirror.view_steps import run_step_on_whole, sees_a_part
 
 _ENGINE = "_keras_mirror_engine"
 
@@ -53,6 +54,7 @@ class Engine:
         rebuilt: `Rebuilt` of each object that was made again inside the scope.
         step: The step in place of the model's `train_step`, or None.
         batch_norm: The mode of batch normalisation.
+        sees_whole: Whether code of the user's own sees the whole batch, or the replica's rows.
         thread: Name of the thread that made the model.
         epoch_iterator: Keras' iterator over the data that was built from last.
         data_listener: Function called with Keras' iterator over training data that a `TrainingLoop` begins to use.
@@ -65,7 +67,7 @@ class Engine:
         "_get_metrics_result_or_logs",
     )  # fmt: skip
 
-    def __init__(self, model, strategy, step, batch_norm):
+    def __init__(self, model, strategy, step, batch_norm, view="global"):
         self.model = model
         self.strategy = strategy
         self.counters = {kind: RowCounter(strategy.num_replicas_in_sync) for kind in ("train", "test")}
@@ -78,10 +80,11 @@ class Engine:
         own = {"step": step, "train_step": type(model).train_step, "test_step": type(model).test_step}
         self._own_steps = {name: inlined(each) for name, each in own.items()}
         self.batch_norm = batch_norm
+        self.sees_whole = view == "global"
         self.thread = threading.current_thread().name
         self.data_listener = None
         self.resumed_logs = {}
-        self._prepared = set()
+        self._prepared = {}
 
     def install(self):
         """Puts the methods onto the model."""
@@ -161,37 +164,47 @@ class Engine:
         for optimizer in optimizers_of(self.model).values():
             share_updates(optimizer, half)
         for layer in internals.layers_of(self.model):
-            if id(layer) not in self._prepared:
-                refuse_stateful(layer, self.strategy.num_replicas_in_sync)
-                self._prepared.add(id(layer))
-                keep_losses_apart(layer)
-                make_weights_in(self.strategy, layer)
-                run_inlined(layer)
-                normalize_globally(layer, self.batch_norm)
-                for each in (layer, *operations_of(layer)):
-                    run_on_a_row(each)
+            self._prepare_layer(layer)
         for _, loss, put in list(held(self.model, keras.losses.Loss)):
             if not isinstance(loss, GlobalLoss):
-                put(GlobalLoss(loss))  # for a train step that calls it by hand
+                put(GlobalLoss(loss, self.sees_whole))  # for a train step that calls it by hand
         for generator in generators_of(self.model):
             draw_differently(generator)
         for _, model in models_of(self.model):
             if model.compiled:
                 self._prepare_compiled(model)
 
+    def _prepare_layer(self, layer):
+        if internals.list_of_losses(layer) is not None and not self._is_prepared(layer):
+            refuse_stateful(layer, self.strategy.num_replicas_in_sync)
+            keep_losses_apart(layer)
+            make_weights_in(self.strategy, layer)
+            run_inlined(layer)
+            normalize_globally(layer, self.batch_norm)
+            for each in (layer, *operations_of(layer)):
+                run_on_a_row(each)
+
+    def _is_prepared(self, layer):
+        known = id(layer) in self._prepared
+        self._prepared[id(layer)] = layer
+        return known
+
     def _prepare_compiled(self, model):
         LossShares.of(model, self.prepare, nested=model is not self.model)
-        internals.replace_compiled_losses(model, lambda loss: loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss))
+        internals.replace_compiled_losses(model, self._as_global)
         steps.weigh_by_global_rows(internals.loss_tracker(model), "loss recorded" if model is self.model else None)
         steps.build_when_updated(internals.compile_metrics(model), self.prepare)
         for metric in internals.single_metrics(model):
-            steps.weigh_wholes_by_rows(metric)
+            steps.weigh_wholes_by_rows(metric, self.sees_whole)
             if internals.is_keras_tracker(model, metric):
                 steps.weigh_outputs_by_global_rows(metric)
             elif type(metric) is keras.metrics.Mean:
                 steps.track_shares_as_losses(metric)
             else:
-                steps.keep_without_rows(metric)
+                steps.keep_without_rows(metric, self.sees_whole)
+
+    def _as_global(self, loss):
+        return loss if isinstance(loss, GlobalLoss) else GlobalLoss(loss, self.sees_whole)
 
     # --- building ---------------------------------------------------------------------------
 
@@ -231,19 +244,42 @@ class Engine:
     def train_step(self, data):
         """The step that `fit`, `TrainingLoop` and `strategy.run(model.train_step, ...)` run on a replica."""
         self._build_on_replica(data)
+        if self._shows_whole("train_step") and sees_a_part():
+            return self._run_on_whole("train_step", data)
+        return self._train_step_on(data)
+
+    def _train_step_on(self, data):
         if self.step is not None:
             return self._own_steps["step"](self.model, data)
         if not self._has_default("train_step"):
             return self._own_steps["train_step"](self.model, data)
         return steps.default_train_step(self.model, data) or self.model.get_metrics_result()
 
+    def _test_step_on(self, data):
+        if not self._has_default("test_step"):
+            return self._own_steps["test_step"](self.model, data)
+        return steps.default_test_step(self.model, data) or self.model.get_metrics_result()
+
+    def _shows_whole(self, method):
+        """Whether a step runs code of the user's own, which sees the whole batch."""
+        default = self._has_default(method) and (self.step is None or method == "test_step")
+        return self.sees_whole and not (default and self._has_default("compute_loss") and self._has_default("compute_metrics"))
+
+    def _run_on_whole(self, method, data):
+        step = self._train_step_on if method == "train_step" else self._test_step_on
+        return run_step_on_whole(step, data, self._metrics, self._prepare_layer)
+
+    def _metrics(self):
+        """Every metric that a step may update: those of the model and others that it holds."""
+        return [*self.model.metrics, *(metric for _, metric, _ in held(self.model, keras.metrics.Metric))]
+
     @tf.autograph.experimental.do_not_convert
     def test_step(self, data):
         """The step that `evaluate` runs on a replica."""
         self._build_on_replica(data)
-        if not self._has_default("test_step"):
-            return self._own_steps["test_step"](self.model, data)
-        return steps.default_test_step(self.model, data) or self.model.get_metrics_result()
+        if self._shows_whole("test_step") and sees_a_part():
+            return self._run_on_whole("test_step", data)
+        return self._test_step_on(data)
 
     @tf.autograph.experimental.do_not_convert
     def predict_step(self, data):
@@ -256,7 +292,7 @@ class Engine:
     def make_train_function(self, force=False):
         """What `fit` calls for every batch."""
         if self.model.train_function is None or force:
-            default = self.step is None and self._has_default("train_step")
+            default = self.step is None and self._has_default("train_step") and not self._shows_whole("train_step")
             step = (lambda data: steps.default_train_step(self.model, data)) if default else self.model.train_step
             self.model.train_function = self._executor(step, "train", default)
 
@@ -273,7 +309,7 @@ class Engine:
     def make_test_function(self, force=False):
         """What `evaluate` calls for every batch."""
         if self.model.test_function is None or force:
-            default = self._has_default("test_step")
+            default = self._has_default("test_step") and not self._shows_whole("test_step")
             step = (lambda data: steps.default_test_step(self.model, data)) if default else self.model.test_step
             self.model.test_function = self._executor(step, "test", default)
 

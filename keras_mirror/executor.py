@@ -60,6 +60,7 @@ class Executor:
         self._kept = {}
         self._graph_clock = None
         self._records_loss = False
+        self._logs_are_whole = False
         self._run_many = self._compiled(lambda iterator, steps: self._many_steps(iterator, steps, NoClock()))
         self._run_many_timed = self._compiled(lambda iterator, steps: self._many_steps(iterator, steps, self._clock()))
         self._run_batch = self._compiled(lambda batch: self._logs(self._run(batch)))
@@ -196,13 +197,18 @@ class Executor:
         logs = self._step(data) or {}
         part = current_part()
         self._records_loss = part is not None and "loss recorded" in part.marks
-        return {name: value if part is None else _share(part, value) for name, value in _flat(logs).items() if value is not None}
+        if part is None or "whole logs" in part.marks:
+            self._logs_are_whole = part is not None
+            return {name: value for name, value in _flat(logs).items() if value is not None}
+        return {name: _share(part, value) for name, value in _flat(logs).items() if value is not None}
 
     def _logs(self, own):
         """The logs: results of metrics over all replicas; of the step's own, the weighted mean."""
         metrics = self._model.get_metrics_result()
         if self._reports_only_metrics:
             return metrics
+        if self._logs_are_whole:
+            return own
         tracked = set(metrics) if self._records_loss else set(metrics) - {"loss"} | own_metric_names(self._model)
         return {name: metrics[name] if name in tracked else own[name] for name in own}
 

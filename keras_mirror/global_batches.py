@@ -39,6 +39,8 @@ class GlobalBatchStrategy:
         listeners: Functions called with the variables of each graph in which `run` is traced.
         captured: Those variables.
         stepped: The functions of the user's that were traced there.
+        seeds_of_step: Seeds that random operations of the running step took, where it sees the whole batch.
+        host_of_step: The state of Python's and NumPy's random numbers with which that step began.
     """
 
     is_chief = True
@@ -56,6 +58,7 @@ class GlobalBatchStrategy:
         self.captured = []
         self.stepped = []
         self.runs = 0
+        self.seeds_of_step, self.host_of_step = [], None  # what the first replica of a step drew and began with
 
     @property
     def num_replicas_in_sync(self):

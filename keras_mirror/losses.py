@@ -4,11 +4,12 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.by_row import is_by_row
+from keras_mirror.by_row import RowsApart, is_by_row, is_loss_of_keras
 from keras_mirror.empty_parts import may_be_empty, with_a_row
 from keras_mirror.errors import warn_once
 from keras_mirror.rows import current_part
 from keras_mirror.user_code import code_of
+from keras_mirror.view_steps import loss_of_whole, sees_a_part
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -125,12 +126,6 @@ def _loss_per_row(loss, y_pred):
     return f"It is no mean: take it over each row with keras.losses.{over_axes}(axis={axes if len(axes) > 1 else -1})"
 
 
-def has_entries_of_rows(values):
-    """Whether the first dimension of what `add_loss` was given looks like that of the replica's rows."""
-    rows = current_part().rows
-    return bool(values.shape.rank) and (values.shape[0] is None or (isinstance(rows, int) and values.shape[0] == rows))
-
-
 class GlobalLoss(keras.losses.Loss):
     """Wraps a loss so that it returns this replica's share of the loss of the global batch.
 
@@ -141,18 +136,24 @@ class GlobalLoss(keras.losses.Loss):
 
     Args:
         loss: The `keras.losses.Loss` to wrap; it stays as it is.
+        sees_whole: Whether a loss that is not known to be a number per row is given the rows of all
+            replicas, or this replica's alone.
     """
 
-    def __init__(self, loss):
+    def __init__(self, loss, sees_whole=True):
         super().__init__(name=loss.name, reduction=loss.reduction)
         self.wrapped = loss
         self._by_row = {}
+        self._apart = RowsApart(loss.call)
+        self._sees_whole = sees_whole
 
     def __call__(self, y_true, y_pred, sample_weight=None):
         part = current_part()
-        if part is None:
+        if part is None or part.alone:
             return self.wrapped(y_true, y_pred, sample_weight)
         part.marks.add("global loss")
+        if self._sees_whole and sees_a_part() and not self._is_by_row(y_true, y_pred):
+            return mark_as_share(loss_of_whole(self.wrapped, y_true, y_pred, sample_weight))
         if may_be_empty() and internals.mask_of(y_pred) is None:
             y_true, y_pred = keras.tree.map_structure(with_a_row, (y_true, y_pred))
             sample_weight = sample_weight if sample_weight is None or is_scalar(sample_weight) else with_a_row(sample_weight)
@@ -166,6 +167,9 @@ class GlobalLoss(keras.losses.Loss):
         if may_be_empty():
             total = tf.where(part.rows > 0, total, tf.zeros_like(total))
         return mark_as_share(total)
+
+    def _is_by_row(self, y_true, y_pred):
+        return is_loss_of_keras(self.wrapped) or self._apart(y_true, y_pred)
 
     def _sum(self, y_true, y_pred, sample_weight):
         """The weighted sum over the local entries, the entries, and whether there are some for each row."""
@@ -242,16 +246,3 @@ def _weight_sum(sample_weight, mask, dtype):
     elif mask.shape.rank == weight.shape.rank + 1:
         weight = weight[..., None]
     return tf.reduce_sum(weight * mask)
-
-
-def adds_up_over_rows(regularizer):
-    """Whether an activity regulariser counts two equal rows twice, found out by trying.
-
-    Keras 3.10 adds it up over the rows of a batch, Keras 3.15 takes the mean.
-    """
-    with tf.init_scope():
-        probes = [keras.layers.Activation("linear", activity_regularizer=regularizer, name="probe") for _ in range(2)]
-        for rows, probe in enumerate(probes, 1):
-            probe(tf.ones((rows, 4)))
-        one, two = (float(sum(tf.reduce_sum(loss) for loss in probe.losses)) for probe in probes)
-    return abs(two - 2 * one) < 1e-3 * abs(one)

@@ -14,7 +14,7 @@ from keras_mirror.provenance import watch
 from keras_mirror.strategy import MirroredStrategy
 
 
-def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=None, batch_norm="sync"):
+def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=None, batch_norm="sync", view="global"):
     """Builds a Keras model that trains on several devices with the result of one.
 
     The model is the one that `build_fn` returns: `summary`, `save`, `clone_model`, callbacks go on
@@ -37,9 +37,14 @@ def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=
             losses and metrics made outside of the scope are made again inside, from their config,
             and a `MirrorWarning` says so.
         step: `step(model, data) -> logs`, in place of the model's `train_step`, in `fit` and in
-            loops alike. It runs on one replica with that replica's part of the batch.
+            loops alike.
         batch_norm: `"sync"`: batch normalisation over the global batch, as one device has it.
             `"local"`: over each replica's own rows, with moving statistics averaged over replicas.
+        view: What code of your own sees: a `train_step`, `test_step`, `compute_loss`, `compute_metrics` or
+            `step`, and losses and metrics that are not known to be a number per row. `"global"`: the whole
+            batch, as on one device, and one replica; the Keras layers that it calls run on each replica's
+            rows, and what they return is gathered. `"replica"`: each replica's own rows, whose gradients are
+            added up. See `docs/view.md`.
 
     Returns:
         The `keras.Model`.
@@ -48,7 +53,7 @@ def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=
         TypeError: If `build_fn` is not callable or returns no Keras 3 model, or `strategy` is not a
             `keras_mirror` strategy.
         ValueError: If a device does not exist, both `devices` and `strategy` are given, the model
-            is not compiled and `compile` is missing (or both), `batch_norm` is unknown, or the
+            is not compiled and `compile` is missing (or both), `batch_norm` or `view` is unknown, or the
             model asks for `jit_compile=True`.
 
     Example:
@@ -71,6 +76,8 @@ def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=
         raise TypeError(f"mirrored_model: step must be a function step(model, data) -> logs, and got {_kind(step)}.")
     if batch_norm not in MODES:
         raise ValueError(f"mirrored_model: batch_norm must be one of {MODES}, and got {batch_norm!r}.")
+    if view not in ("global", "replica"):
+        raise ValueError(f"mirrored_model: view must be 'global' or 'replica', and got {view!r}.")
     if compile is not None and not isinstance(compile, dict):
         raise TypeError(
             f"mirrored_model: compile must be a dict of Model.compile arguments such as dict(optimizer='adam', loss='mse'), "
@@ -83,7 +90,7 @@ def mirrored_model(build_fn, *, devices=None, strategy=None, compile=None, step=
             model = build_fn()
         _check_model(model, compile)
         kind = ClusterEngine if isinstance(strategy, MultiWorkerMirroredStrategy) else Engine
-        engine = kind(model, strategy, step, batch_norm)
+        engine = kind(model, strategy, step, batch_norm, view)
         engine.install()
         if compile is not None:
             model.compile(**compile)

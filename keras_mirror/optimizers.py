@@ -32,7 +32,7 @@ def reduce_gradients(gradients):
         return list(gradients)
     present = [index for index, gradient in enumerate(gradients) if gradient is not None]
     local = _zero_if_empty([_as_tensor(gradients[index]) for index in present])
-    packets, unpack = _pack(local)
+    packets, unpack = as_packets(local)
     reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, packets) if packets else []
     result = list(gradients)
     for index, gradient in zip(present, unpack(reduced)):
@@ -57,8 +57,8 @@ def _zero_if_empty(gradients):
     ]
 
 
-def _pack(gradients):
-    """Packets to send, and the function that takes them apart again."""
+def as_packets(gradients):
+    """Packets to send, small tensors of one dtype together, and the function that takes them apart again."""
     groups = collections.defaultdict(list)
     for index, gradient in enumerate(gradients):
         small = isinstance(gradient, tf.Tensor) and gradient.shape.is_fully_defined() and gradient.shape.num_elements() < PACK_BELOW

@@ -210,6 +210,7 @@ class Part:
         losses: Loss tensors that stand for a share of the global loss.
         alone: Whether the replica stands for one device: it has the whole batch, and the strategy says
             that there is one replica.
+        thread: int, the replica that runs it where it stands for one device with the others; else None.
     """
 
     strategy: tf.distribute.Strategy
@@ -220,6 +221,7 @@ class Part:
     marks: set = dataclasses.field(default_factory=set)
     losses: list = dataclasses.field(default_factory=list)
     alone: bool = False
+    thread: int = None
 
     def share(self, dtype="float32"):
         """This replica's share of the rows, so that shares add up to one; a scalar of `dtype`."""

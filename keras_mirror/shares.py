@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.errors import warn_once
-from keras_mirror.losses import adds_up_over_rows, as_share, has_entries_of_rows, is_share, mark_as_share
+from keras_mirror.layer_losses import adds_up_over_rows, has_entries_of_rows
+from keras_mirror.losses import as_share, is_share, mark_as_share
 from keras_mirror.rows import current_part
 from keras_mirror.user_code import code_of
 
@@ -57,6 +58,8 @@ class LossShares:
             return own(self.model, *args, **kwargs)
         if internals.compile_loss(self.model) is not None and not internals.compiled_losses(self.model):
             self._build_losses(own, args, kwargs)
+        if part.alone:
+            return own(self.model, *args, **kwargs)
         before = set(part.marks)
         part.marks.discard("global loss")
         loss = own(self.model, *args, **kwargs)
@@ -95,7 +98,7 @@ class LossShares:
         if not loss.dtype.is_floating:
             loss = tf.cast(loss, keras.config.floatx())
         part, total = current_part(), tf.reduce_sum(loss)
-        if part is None:
+        if part is None or part.alone:
             return total
         part.marks.add("global loss")
         if not is_share(loss):

@@ -6,10 +6,11 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.by_row import is_by_row
+from keras_mirror.by_row import RowsApart, is_by_row, is_function_of_keras
 from keras_mirror.empty_parts import is_stand_in, may_be_empty
 from keras_mirror.losses import global_size, is_scalar, is_share
 from keras_mirror.rows import current_part
+from keras_mirror.view_steps import sees_a_part, update_with_whole
 
 
 def default_train_step(model, data):
@@ -49,8 +50,11 @@ def default_test_step(model, data):
 
 def record_loss(model, loss):
     """Adds this replica's share of the loss to the log `loss`, as Keras' own steps do; see `weigh_by_global_rows`."""
-    replicas = current_part().strategy.num_replicas_in_sync
-    internals.loss_tracker(model).update_state(loss * replicas)
+    part = current_part()
+    if part.alone:
+        internals.loss_tracker(model).update_state(loss, sample_weight=tf.cast(part.global_rows, "float32"))
+    else:
+        internals.loss_tracker(model).update_state(loss * part.strategy.num_replicas_in_sync)
 
 
 def weigh_by_global_rows(tracker, mark="loss recorded"):
@@ -71,6 +75,7 @@ def weigh_by_global_rows(tracker, mark="loss recorded"):
         part = current_part()
         if part is not None:
             part.marks.update([mark] if mark else [])
+        if part is not None and not part.alone:
             if values.shape.rank:  # with reduction=None there is one loss per row
                 values = tf.math.divide_no_nan(tf.reduce_sum(values), global_size(values, values.dtype))
             sample_weight = tf.cast(part.global_rows, "float32") / part.strategy.num_replicas_in_sync
@@ -90,7 +95,7 @@ def weigh_outputs_by_global_rows(tracker):
 
     def update_state(values, sample_weight=None):
         part = current_part()
-        if part is not None and sample_weight is not None:
+        if part is not None and not part.alone and sample_weight is not None:
             sample_weight = tf.cast(part.global_rows, "float32") / part.strategy.num_replicas_in_sync
         return type(tracker).update_state(tracker, values, sample_weight=sample_weight)
 
@@ -154,7 +159,7 @@ def track_shares_as_losses(metric):
         return
 
     def update_state(values, sample_weight=None):
-        if is_share(values):
+        if not current_part_is_whole() and is_share(values):
             values = values * current_part().strategy.num_replicas_in_sync
             return type(metric).update_state(metric, values, sample_weight=sample_weight)
         return _kept_without_rows(metric, lambda: type(metric).update_state(metric, values, sample_weight=sample_weight))
@@ -162,7 +167,13 @@ def track_shares_as_losses(metric):
     internals.set_attribute(metric, "update_state", update_state)
 
 
-def keep_without_rows(metric):
+def current_part_is_whole():
+    """Whether the running code has the whole batch, as on one device."""
+    part = current_part()
+    return part is not None and part.alone
+
+
+def keep_without_rows(metric, sees_whole=True):
     """Leaves a metric as it was where a replica has no rows: one of the user's own class, of which a mean is NaN, and any in a
     layer that runs on a row of zeros then."""
     if getattr(metric, "_keras_mirror_keeps", False):
@@ -170,8 +181,10 @@ def keep_without_rows(metric):
     own, of_keras = metric.update_state, _is_of_keras(metric) or "update_state" in vars(metric)
 
     def update_state(*args, **kwargs):
-        if of_keras and not is_stand_in():
+        if (of_keras and not is_stand_in()) or current_part_is_whole():
             return own(*args, **kwargs)
+        if sees_whole and not of_keras and sees_a_part():
+            return update_with_whole(metric, lambda args, kwargs: own(*args, **kwargs), args, kwargs)
         return _kept_without_rows(metric, lambda: own(*args, **kwargs))
 
     internals.set_attribute(metric, "update_state", update_state)
@@ -188,7 +201,7 @@ def _kept_without_rows(metric, update):
     return result
 
 
-def weigh_wholes_by_rows(metric):
+def weigh_wholes_by_rows(metric, sees_whole=True):
     """Lets a mean of Keras' weigh what stands for a batch, not for its rows, by the replica's rows.
 
     That is what a function returned, or a batch's only sample weight. One device counts each batch
@@ -199,7 +212,11 @@ def weigh_wholes_by_rows(metric):
     means = isinstance(metric, keras.metrics.Mean) and type(metric) is not keras.metrics.Mean
     if not means or not _is_of_keras(metric) or "update_state" in vars(metric):
         return
-    known = {}
+    known, apart = {}, RowsApart(functools.partial(internals.metric_values, metric))
+
+    def sees_rows_of_all(y_true, y_pred):
+        by_row = is_function_of_keras(internals.function_of_metric(metric)) or apart(y_true, y_pred)
+        return not by_row
 
     def wholes(y_true, y_pred):
         values = tf.convert_to_tensor(internals.metric_values(metric, y_true, y_pred))
@@ -207,6 +224,10 @@ def weigh_wholes_by_rows(metric):
         return None if by_row else values
 
     def update_state(y_true, y_pred, sample_weight=None):
+        if current_part_is_whole():
+            return type(metric).update_state(metric, y_true, y_pred, sample_weight=sample_weight)
+        if of_function and sees_whole and sees_a_part() and sees_rows_of_all(y_true, y_pred):
+            return update_with_whole(metric, functools.partial(type(metric).update_state, metric), y_true, y_pred, sample_weight)
         part = current_part()
         scalar = part is not None and is_scalar(sample_weight)
         share = 1.0 if part is None else part.share("float32") * (tf.cast(sample_weight, "float32") if scalar else 1.0)

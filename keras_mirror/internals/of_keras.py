@@ -65,6 +65,11 @@ def is_keras_tracker(model, metric):
     return any(metric is tracker for tracker in trackers)
 
 
+def function_of_metric(metric):
+    """The function of a `MeanMetricWrapper`."""
+    return metric._fn
+
+
 def metric_values(metric, y_true, y_pred):
     """What the function of a `MeanMetricWrapper` returns."""
     return metric._fn(y_true, y_pred, **metric._fn_kwargs)

@@ -1,13 +1,15 @@
 """Private names of TensorFlow, one small function each."""
 
 import contextlib
+import random
 import threading
 
 import keras
 import tensorflow as tf
-from tensorflow.python.distribute import values
+from tensorflow.python.distribute import distribute_utils, values
 from tensorflow.python.eager import context
-from tensorflow.python.framework import func_graph, ops
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
+from tensorflow.python.framework import func_graph, ops, random_seed
 from tensorflow.python.ops import resource_variable_ops, stateful_random_ops
 
 
@@ -38,6 +40,37 @@ def local_updates(extended):
         yield
     finally:
         flag.on = before
+
+
+@contextlib.contextmanager
+def merging_updates(extended):
+    """Takes back `local_updates` for the length of its body."""
+    flag = extended._keras_mirror_local
+    before, flag.on = flag.on, False
+    try:
+        yield
+    finally:
+        flag.on = before
+
+
+def regrouped(parts):
+    """One value with a part for each replica of this process, for `merge_call` to hand out."""
+    return distribute_utils.regroup(tuple(parts), always_wrap=True)
+
+
+def seeds_of_operations():
+    """`(module, name)` of the function from which TensorFlow's random operations take their two seeds."""
+    return random_seed, "get_seed"
+
+
+def seeds_by_chance():
+    """A pair for a random operation that nobody gave a seed, not out of the user's random numbers."""
+    return tuple(random.SystemRandom().randrange(1, 2**31) for _ in range(2))
+
+
+def class_of_tf_functions():
+    """The class of what `tf.function` returns."""
+    return polymorphic_function.Function
 
 
 def is_per_replica(value):

@@ -1,0 +1,175 @@
+"""What Keras' layers and TensorFlow's gradients and random numbers do where code sees the whole batch.
+
+The functions are replaced while a view is open in any thread, and do what they always did in threads that have none.
+"""
+
+import contextlib
+import functools
+import threading
+
+import keras
+import tensorflow as tf
+
+from keras_mirror import internals
+from keras_mirror.inlining import inlined
+from keras_mirror.layer_losses import adds_up_over_rows, has_entries_of_rows
+from keras_mirror.rows import rows_of
+from keras_mirror.view_splits import splits_by_rows
+from keras_mirror.whole_view import current_view
+
+_lock = threading.Lock()
+_open = 0
+_originals = []
+
+
+@contextlib.contextmanager
+def whole_batch_calls():
+    """While entered by any thread, layers, gradients and random numbers follow the view of the thread that calls them."""
+    global _open
+    with _lock:
+        if not _open:
+            _replace()
+        _open += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _open -= 1
+            if not _open:
+                while _originals:
+                    setattr(*_originals.pop())
+
+
+def _replace():
+    seeds = internals.seeds_of_operations()
+    for holder, name, replacement in (
+        (keras.layers.Layer, "__call__", _call_layer),
+        (tf.GradientTape, "gradient", _gradient_of_tape),
+        (tf, "gradients", _gradients_of_graph),
+        (*seeds, _seeds),
+        (internals.class_of_tf_functions(), "__call__", _call_tf_function),
+    ):
+        original = getattr(holder, name)
+        _originals.append((holder, name, original))
+        setattr(holder, name, _unless_closed(original, replacement))
+
+
+def _unless_closed(original, replacement):
+    @functools.wraps(original)
+    def call(*args, **kwargs):
+        view = current_view()
+        if view is None or view.inside:
+            return original(*args, **kwargs)
+        return replacement(view, original, *args, **kwargs)
+
+    return tf.autograph.experimental.do_not_convert(call)
+
+
+# --- layers -------------------------------------------------------------------------------------
+
+
+def _call_layer(view, original, layer, *args, **kwargs):
+    """A layer of Keras' runs on the replica's own rows, and what it returns is gathered; one of the user's sees the whole batch."""
+    for each in internals.layers_of(layer):
+        view.prepare(each)
+    if not view.can_meet or not splits_by_rows(layer):
+        return original(layer, *args, **kwargs)
+    leaves = _leaves_with_rows((args, kwargs))
+    if not leaves:
+        return original(layer, *args, **kwargs)
+    mine = {id(leaf): _with_mask_of(leaf, view.own(leaf), view.own) for leaf in leaves}
+    args, kwargs = _mapped(lambda leaf: mine.get(id(leaf), leaf), (args, kwargs))
+    rows, global_rows = rows_of(mine[id(leaves[0])]), rows_of(leaves[0])
+    before = {id(loss) for each in internals.layers_of(layer) for loss in internals.list_of_losses(each)}
+    with view.on_own_rows(rows, global_rows):
+        outputs = original(layer, *args, **kwargs)
+    _add_up_losses(view, layer, before, rows, global_rows)
+    return _mapped(lambda leaf: _with_mask_of(leaf, view.whole(leaf), view.whole) if _has_rows(leaf) else leaf, outputs)
+
+
+def _mapped(function, structure):
+    return keras.tree.map_structure(lambda leaf: function(leaf) if _is_tensor(leaf) else leaf, structure)
+
+
+def _is_tensor(leaf):
+    return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))
+
+
+def _has_rows(leaf):
+    return _is_tensor(leaf) and leaf.shape.rank != 0
+
+
+def _leaves_with_rows(structure):
+    """The tensors that are cut: the first one with rows decides how many there are, one row alone is for all of them."""
+    leaves = [leaf for leaf in keras.tree.flatten(structure) if _has_rows(leaf) and leaf.shape[0] != 1]
+    return [leaf for leaf in leaves if leaf.shape[0] == leaves[0].shape[0]]
+
+
+def _with_mask_of(tensor, changed, change):
+    mask = internals.mask_of(tensor)
+    if mask is not None:
+        internals.set_mask(changed, change(mask))
+    return changed
+
+
+def _add_up_losses(view, layer, before, rows, global_rows):
+    """Makes what layers added on their own rows what one device would have added."""
+    for each in internals.layers_of(layer):
+        losses = internals.list_of_losses(each)
+        regularizer = getattr(each, "activity_regularizer", None)
+        for index, loss in enumerate(losses):
+            if id(loss) not in before:
+                adds_up = regularizer is not None and adds_up_over_rows(regularizer)
+                with view.on_own_rows(rows, global_rows):
+                    adds_up = adds_up or has_entries_of_rows(loss)
+                has_rows = tf.cast(rows, loss.dtype)
+                share = tf.minimum(has_rows, 1) if adds_up else tf.math.divide_no_nan(has_rows, tf.cast(global_rows, loss.dtype))
+                losses[index] = view.sum_of_shares(tf.reduce_sum(loss), share)
+
+
+# --- gradients ----------------------------------------------------------------------------------
+
+
+def _is_variable(source):
+    return isinstance(source, (tf.Variable, keras.Variable)) or internals.is_distributed(source)
+
+
+def _reduced(view, gradients, sources):
+    """The gradients, those of variables reduced over the replicas; in a branch of the graph all is whole anyway."""
+    flat, of = tf.nest.flatten(gradients), tf.nest.flatten(sources)
+    if not view.can_meet or len(flat) != len(of):
+        return gradients
+    at = [index for index, source in enumerate(of) if _is_variable(source)]
+    for index, gradient in zip(at, view.means_of_gradients([flat[index] for index in at])):
+        flat[index] = gradient
+    return tf.nest.pack_sequence_as(gradients, flat)
+
+
+def _gradient_of_tape(view, original, tape, target, sources, *args, **kwargs):
+    # As they are now: a tape that persists goes on to record, and what it records of the reduction is its identity.
+    return _reduced(view, original(tape, target, sources, *args, **kwargs), sources)
+
+
+def _gradients_of_graph(view, original, ys, xs, *args, **kwargs):
+    return _reduced(view, original(ys, xs, *args, **kwargs), xs if isinstance(xs, (list, tuple)) else [xs])
+
+
+# --- random numbers, functions in functions -----------------------------------------------------
+
+
+def _seeds(view, original, op_seed):
+    return view.seeds(lambda: _never_by_chance(original(op_seed)))
+
+
+def _never_by_chance(seeds):
+    """Two seeds that are not both zero, for which TensorFlow takes others on each device."""
+    if any(seeds_part not in (None, 0) for seeds_part in seeds):
+        return seeds
+    return internals.seeds_by_chance()
+
+
+def _call_tf_function(view, original, function, *args, **kwargs):
+    """A `tf.function` is part of the step: in a graph of its own replicas could not exchange anything."""
+    if view.graph is not None and not view.can_meet:
+        return original(function, *args, **kwargs)
+    return inlined(function)(*args, **kwargs)
