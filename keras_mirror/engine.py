@@ -217,11 +217,21 @@ class Engine:
         batch = keras.tree.map_structure(_symbolic, data_batch)
         own_step = self.step is not None or not self._has_default("train_step")
         targets = not own_step or keras.utils.unpack_x_y_sample_weight(batch)[1] is not None  # an autoencoder's step knows them
-        with self.strategy.scope(), contextlib.suppress(*[RuntimeError] * own_step):  # adversarial pairs need not be callable
+        with self.strategy.scope():
             with explaining_strangers(self.model, self.strategy):
-                internals.symbolic_build(self.model, batch, targets)
+                self._build_symbolically(batch, targets, own_step)
         self.prepare()
         warn_of_strangers(self.model, self.strategy)
+
+    def _build_symbolically(self, batch, targets, own_step):
+        if not own_step:
+            internals.symbolic_build(self.model, batch, targets)
+            return
+        with contextlib.suppress(Exception):  # adversarial pairs need not be callable, nor need what is called take such a batch
+            internals.symbolic_build(self.model, batch, targets, optimizer=False)
+        optimizer = self.model.optimizer
+        if optimizer is not None and not optimizer.built and self._is_built():
+            optimizer.build(self.model.trainable_variables)
 
     def build_from(self, batch):
         """Builds from a batch, distributed or not, what is not built yet."""

@@ -204,7 +204,7 @@ class Executor:
 
     def _logs(self, own):
         """The logs: results of metrics over all replicas; of the step's own, the weighted mean."""
-        metrics = self._model.get_metrics_result()
+        metrics = values_of(self._model.get_metrics_result())
         if self._reports_only_metrics:
             return metrics
         if self._logs_are_whole:
@@ -221,7 +221,7 @@ def own_metric_names(model):
 
 def values_of(logs):
     """The logs as they are now: a metric may return one of its variables as its result, which the next epoch changes."""
-    return tf.nest.map_structure(lambda log: tf.convert_to_tensor(log) if isinstance(log, keras.Variable) else log, logs)
+    return tf.nest.map_structure(lambda log: tf.convert_to_tensor(log) if isinstance(log, (keras.Variable, tf.Variable)) else log, logs)
 
 
 def _share(part, value):

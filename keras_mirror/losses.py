@@ -10,12 +10,13 @@ from keras_mirror.errors import warn_once
 from keras_mirror.rows import current_part
 from keras_mirror.user_code import code_of
 from keras_mirror.view_steps import loss_of_whole, sees_a_part
+from keras_mirror.whole_view import summed
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
 def global_sum(value):
-    """The sum of `value` over all replicas, for use inside a step; differentiable.
+    """The sum of `value` over all replicas, for use inside a step; differentiable, any number of times.
 
     Args:
         value: Tensor, or structure of tensors.
@@ -26,7 +27,8 @@ def global_sum(value):
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return value
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+    leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
+    return tf.nest.pack_sequence_as(value, list(summed(context, leaves)))
 
 
 def global_mean(per_example, sample_weight=None):

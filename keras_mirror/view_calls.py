@@ -48,6 +48,7 @@ def _replace():
         (tf, "gradients", _gradients_of_graph),
         (*seeds, _seeds),
         (internals.class_of_tf_functions(), "__call__", _call_tf_function),
+        *((*method, _read) for method in internals.reads_of_variables()),
     ):
         original = getattr(holder, name)
         _originals.append((holder, name, original))
@@ -58,7 +59,7 @@ def _unless_closed(original, replacement):
     @functools.wraps(original)
     def call(*args, **kwargs):
         view = current_view()
-        if view is None or view.inside:
+        if view is None or (view.inside and replacement is not _read):
             return original(*args, **kwargs)
         return replacement(view, original, *args, **kwargs)
 
@@ -72,6 +73,8 @@ def _call_layer(view, original, layer, *args, **kwargs):
     """A layer of Keras' runs on the replica's own rows, and what it returns is gathered; one of the user's sees the whole batch."""
     for each in internals.layers_of(layer):
         view.prepare(each)
+    if view.can_meet and not all(each.built for each in internals.layers_of(layer)):
+        _build(view, layer, args, kwargs)
     if not view.can_meet or not splits_by_rows(layer):
         return original(layer, *args, **kwargs)
     leaves = _leaves_with_rows((args, kwargs))
@@ -86,6 +89,19 @@ def _call_layer(view, original, layer, *args, **kwargs):
     _add_up_losses(view, layer, before, rows, global_rows)
     return _mapped(lambda leaf: _with_mask_of(leaf, view.whole(leaf), view.whole) if _has_rows(leaf) else leaf, outputs)
 
+
+def _build(view, layer, args, kwargs):
+    """Builds a layer that is called for the first time, once for all replicas: inside of their step no weights can be made."""
+
+    def build(strategy, *ignored):
+        with tf.init_scope(), strategy.scope(), contextlib.suppress(Exception):  # what is wrong is raised where it is called
+            if not all(each.built for each in internals.layers_of(layer)):
+                layer(*symbolic_args, **symbolic_kwargs)
+        for each in internals.layers_of(layer):
+            view.prepare(each)
+
+    symbolic_args, symbolic_kwargs = _mapped(lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)), (args, kwargs))
+    view.merged(build)
 
 def _mapped(function, structure):
     return keras.tree.map_structure(lambda leaf: function(leaf) if _is_tensor(leaf) else leaf, structure)
@@ -139,10 +155,25 @@ def _reduced(view, gradients, sources):
     flat, of = tf.nest.flatten(gradients), tf.nest.flatten(sources)
     if not view.can_meet or len(flat) != len(of):
         return gradients
-    at = [index for index, source in enumerate(of) if _is_variable(source)]
+    at = [index for index, source in enumerate(of) if _is_variable(source) and not _is_whole(view, flat[index], source)]
     for index, gradient in zip(at, view.means_of_gradients([flat[index] for index in at])):
         flat[index] = gradient
     return tf.nest.pack_sequence_as(gradients, flat)
+
+
+def _is_whole(view, gradient, source):
+    """Whether a sparse gradient is that of the whole batch already, as no layer read the variable on own rows.
+
+    Its mean over the replicas would have each entry as often as there are replicas, which Adam, which squares each
+    entry by itself, tells from one.
+    """
+    return isinstance(gradient, tf.IndexedSlices) and id(source.handle) not in view.read_on_own_rows
+
+
+def _read(view, original, variable, *args, **kwargs):
+    if view.inside:
+        view.read_on_own_rows[id(variable.handle)] = variable
+    return original(variable, *args, **kwargs)
 
 
 def _gradient_of_tape(view, original, tape, target, sources, *args, **kwargs):

@@ -67,6 +67,7 @@ class View:
     inside: bool = False
     graph: object = dataclasses.field(default_factory=internals.current_graph)
     replicas: int = dataclasses.field(init=False)
+    read_on_own_rows: dict = dataclasses.field(default_factory=dict)  # id of the handle of a variable that a layer read: it
     _made_of: dict = dataclasses.field(default_factory=dict)  # id of a gathered tensor: the tensor, the own rows in it
     _seeds: int = 0  # pairs of seeds that TensorFlow's operations took so far
 
@@ -231,6 +232,28 @@ def _stopped(value):
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(tf.stop_gradient(value.values), value.indices, value.dense_shape)
     return tf.stop_gradient(value)
+
+
+def summed(context, values):
+    """The sums over all replicas of each replica's list of tensors; differentiable, wherever the gradient is asked for.
+
+    The sums are made out of sight of the gradient and joined afterwards. `ReplicaContext.all_reduce` would look for
+    variables from the sum back to the replica's values, through all that the other replicas have traced.
+    """
+    view = current_view()
+    stopped = [tf.stop_gradient(value) for value in values]
+
+    def reduce(strategy, *each):
+        return strategy.extended.batch_reduce_to(SUM, [(value, value) for value in each])
+
+    outside = view is not None and not view.inside  # where a layer's gradient is computed
+    sums = list(view.merged(reduce, *stopped) if outside else context.merge_call(reduce, stopped))
+
+    @tf.custom_gradient
+    def join(*both):
+        return tuple(map(tf.identity, both[len(values) :])), lambda *up: (*summed(context, list(up)), *[None] * len(values))
+
+    return join(*values, *map(tf.stop_gradient, sums))
 
 
 def gathered(view, value):

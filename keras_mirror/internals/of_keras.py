@@ -22,9 +22,17 @@ def layers_of(model):
     return model._flatten_layers()
 
 
-def symbolic_build(model, batch, targets=True):
-    """Builds model, optimizer and, where the batch has `targets`, losses and metrics from anything with a shape and a dtype."""
-    compiled = {} if targets else {name: getattr(model, name) for name in ("_compile_loss", "_compile_metrics")}
+def symbolic_build(model, batch, targets=True, optimizer=True):
+    """Builds the model and, as asked for, losses, metrics and optimizer from anything with a shape and a dtype.
+
+    Args:
+        model: A Keras model.
+        batch: The batch, a structure.
+        targets: Whether it has targets, so that losses and metrics can be built.
+        optimizer: Whether to build the optimizer, which has to know all weights.
+    """
+    names = [*(() if targets else ("_compile_loss", "_compile_metrics")), *(() if optimizer else ("optimizer",))]
+    compiled = {name: getattr(model, name) for name in names}
     for name in compiled:
         set_attribute(model, name, None)
     try:

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import threading
+import types
 
 import keras
 import tensorflow as tf
@@ -73,6 +74,11 @@ def class_of_tf_functions():
     return polymorphic_function.Function
 
 
+def reads_of_variables():
+    """`(class, name)` of the methods that read a variable on one device, whole or some rows of it."""
+    return [(resource_variable_ops.BaseResourceVariable, name) for name in ("_read_variable_op", "sparse_read")]
+
+
 def is_per_replica(value):
     """Whether `value` is the `PerReplica` that `strategy.run` hands out piece by piece."""
     return isinstance(value, tf.distribute.DistributedValues) and not isinstance(value, tf.Variable)
@@ -104,6 +110,9 @@ def is_tf_function(fn):
 def python_function_of(function):
     """What a `tf.function` was made of, converted by AutoGraph unless it was made with `autograph=False`."""
     fn = function.python_function
+    bound = getattr(fn, "__wrapped__", None)
+    if isinstance(bound, types.MethodType) and hasattr(bound.__self__, "target"):  # a method, which TensorFlow binds weakly
+        fn = types.MethodType(bound.__func__, bound.__self__.target)
     return autograph(fn, by_default=True) if function._autograph else tf.autograph.experimental.do_not_convert(fn)
 
 
