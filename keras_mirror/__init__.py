@@ -15,6 +15,7 @@ from keras_mirror.cluster import WorkersMissingError  # noqa: E402
 from keras_mirror.consistency import compare_replicas  # noqa: E402
 from keras_mirror.data_audit import audit_data  # noqa: E402
 from keras_mirror.errors import MirrorWarning, OutOfScopeError, ReplicasDifferError, silence  # noqa: E402
+from keras_mirror.gather import gather  # noqa: E402
 from keras_mirror.hardware import devices, virtual_cpus  # noqa: E402
 from keras_mirror.loop import TrainingLoop  # noqa: E402
 from keras_mirror.losses import global_mean  # noqa: E402
@@ -49,6 +50,7 @@ __all__ = [
     "check",
     "compare_replicas",
     "devices",
+    "gather",
     "global_mean",
     "mirrored_model",
     "observe",

@@ -27,6 +27,7 @@ CODES = {
     "KM207": "Data sharded by hand",
     "KM208": "Steps that never moved the optimizer",
     "KM209": "Regularisers that count once per replica",
+    "KM210": "A number of replicas from outside of the step",
     "KM301": "Rows reach no replica",
     "KM302": "Rows arrive more often than they should",
     "KM303": "Rows depend on the number of replicas",

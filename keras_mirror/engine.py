@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals, steps
+from keras_mirror.counts_outside import counts_in
 from keras_mirror.distribution import NO_ROWS, ReplicaDataset
 from keras_mirror.empty_parts import operations_of, run_on_a_row
 from keras_mirror.errors import warn_once
@@ -254,7 +255,7 @@ class Engine:
     def train_step(self, data):
         """The step that `fit`, `TrainingLoop` and `strategy.run(model.train_step, ...)` run on a replica."""
         self._build_on_replica(data)
-        if self._shows_whole("train_step") and sees_a_part():
+        if self.shows_whole("train_step") and sees_a_part():
             return self._run_on_whole("train_step", data)
         return self._train_step_on(data)
 
@@ -270,14 +271,28 @@ class Engine:
             return self._own_steps["test_step"](self.model, data)
         return steps.default_test_step(self.model, data) or self.model.get_metrics_result()
 
-    def _shows_whole(self, method):
+    def shows_whole(self, method):
         """Whether a step runs code of the user's own, which sees the whole batch."""
         default = self._has_default(method) and (self.step is None or method == "test_step")
         return self.sees_whole and not (default and self._has_default("compute_loss") and self._has_default("compute_metrics"))
 
     def _run_on_whole(self, method, data):
         step = self._train_step_on if method == "train_step" else self._test_step_on
+        self._warn_of_counts_from_outside(method)
         return run_step_on_whole(step, data, self._metrics, self._prepare_layer)
+
+    def _warn_of_counts_from_outside(self, method):
+        """Warns once of a number of replicas that the step has from outside, where it is not 1."""
+        for function in (self.function_of_step(method), type(self.model).compute_loss, type(self.model).call):
+            for name, count in counts_in(function, self.model):
+                warn_once(
+                    ("count from outside", id(self), method, name),
+                    f"{self.name_of_step(method)} uses {name}, the number of replicas ({int(count)}) that was read at {count.place}. "
+                    "The step sees the whole batch and one replica, so a loss that is divided by it is too small: read "
+                    "strategy.num_replicas_in_sync within the step, where it is 1, or leave the division out, or pass "
+                    'view="replica" to mirrored_model.',
+                    code="KM210",
+                )
 
     def _metrics(self):
         """Every metric that a step may update: those of the model and others that it holds."""
@@ -287,7 +302,7 @@ class Engine:
     def test_step(self, data):
         """The step that `evaluate` runs on a replica."""
         self._build_on_replica(data)
-        if self._shows_whole("test_step") and sees_a_part():
+        if self.shows_whole("test_step") and sees_a_part():
             return self._run_on_whole("test_step", data)
         return self._test_step_on(data)
 
@@ -302,7 +317,7 @@ class Engine:
     def make_train_function(self, force=False):
         """What `fit` calls for every batch."""
         if self.model.train_function is None or force:
-            default = self.step is None and self._has_default("train_step") and not self._shows_whole("train_step")
+            default = self.step is None and self._has_default("train_step") and not self.shows_whole("train_step")
             step = (lambda data: steps.default_train_step(self.model, data)) if default else self.model.train_step
             self.model.train_function = self._executor(step, "train", default)
 
@@ -319,7 +334,7 @@ class Engine:
     def make_test_function(self, force=False):
         """What `evaluate` calls for every batch."""
         if self.model.test_function is None or force:
-            default = self._has_default("test_step") and not self._shows_whole("test_step")
+            default = self._has_default("test_step") and not self.shows_whole("test_step")
             step = (lambda data: steps.default_test_step(self.model, data)) if default else self.model.test_step
             self.model.test_function = self._executor(step, "test", default)
 

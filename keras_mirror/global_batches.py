@@ -8,6 +8,7 @@ import weakref
 import tensorflow as tf
 
 from keras_mirror import internals
+from keras_mirror.counts_outside import ReplicaCount
 from keras_mirror.clearing import explaining_clear_session
 from keras_mirror.distribution import ReplicaDataset, one_after_another, per_replica_spec, regroup, split, split_dataset
 from keras_mirror.errors import warn_once
@@ -66,9 +67,13 @@ class GlobalBatchStrategy:
         part = current_part()
         if part is not None and part.alone:
             return 1
-        if part is not None and not is_library(sys._getframe(1).f_code.co_filename):
+        frame, count = sys._getframe(1), super().num_replicas_in_sync
+        if is_library(frame.f_code.co_filename):
+            return count
+        if part is not None:
             part.marks.add("asked for replicas")
-        return super().num_replicas_in_sync
+            return count
+        return ReplicaCount.asked_by(frame, count) if count > 1 else count
 
     @contextlib.contextmanager
     def scope(self):

@@ -15,8 +15,10 @@ from keras_mirror.distribution import regroup, split
 from keras_mirror.holdings import optimizers_of
 from keras_mirror.one_device import as_one_device
 from keras_mirror.provenance import origin_of
+from keras_mirror.rows import current_part
 from keras_mirror.shadowing import shadowed
 from keras_mirror.snapshot import Snapshot, copies_of
+from keras_mirror.whole_view import current_view
 
 ONE_DEVICE, PARTS, COPIES = "one device", "parts", "copies"
 
@@ -186,9 +188,12 @@ def _record_raw(sources, gradients):
 
 
 def _record(tape, variables, gradients):
+    part = current_part()
+    of_all = part is not None and part.thread is not None  # a step that sees the whole batch has the gradient of all replicas
+    replicas = current_view().replicas if of_all else 1
     for variable, gradient in zip(variables, gradients):
         if gradient is not None and isinstance(variable, (keras.Variable, tf.Variable)):
-            tape[_free(tape, getattr(variable, "path", None) or variable.name.split(":")[0])] = tf.convert_to_tensor(gradient)
+            tape[_free(tape, getattr(variable, "path", None) or variable.name.split(":")[0])] = tf.convert_to_tensor(gradient) / replicas
 
 
 def _free(names, name):

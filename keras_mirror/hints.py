@@ -10,7 +10,8 @@ from keras_mirror.reading import local_mean, own_methods, source_of, summed_loss
 
 def code_findings(model, strategy):
     """Findings on the model's own steps, read from their source."""
-    if strategy.num_replicas_in_sync == 1:
+    engine = engine_of(model)
+    if strategy.num_replicas_in_sync == 1 or (engine is not None and engine.shows_whole("train_step")):
         return
     for source, name in _steps(model):
         mean = local_mean(source)

@@ -127,6 +127,8 @@ class Flow:
 def follow(model, strategy):
     """The `Flow` through a model's layers and steps."""
     flow, engine = Flow(), engine_of(model)
+    if engine is not None and engine.shows_whole("train_step"):
+        return flow  # what it changes, and what layers of the user's own change in it, is made of the whole batch
     for layer in internals.layers_of(model):
         flow.follow(type(layer).call, layer, "call")
     own = engine is not None and engine.step is not None

@@ -51,7 +51,7 @@ def _is_users(function):
 
 def _reached(function, holder):
     """Functions that the source of a function may call."""
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    cells = [cell.cell_contents for cell in function.__closure__ or () if is_filled(cell)]
     names = _names(function.__code__)
     values = [function.__globals__.get(name) for name in names]
     values += [inspect.getattr_static(type(holder), name, None) for name in names] if holder is not None else []
@@ -65,7 +65,8 @@ def _names(code):
     return [*code.co_names, *inner]
 
 
-def _is_filled(cell):
+def is_filled(cell):
+    """Whether a cell of a closure has a value yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
