@@ -75,7 +75,7 @@ class Executor:
             return self._on_given_batches(iterator, steps)
         traced, start = len(self._traced), time.perf_counter()
         run = self._run_many_timed if self._timers else self._run_many
-        ran, logs, seconds = self._call(run, iterator, tf.constant(min(steps, self.limit or steps)))
+        ran, logs, seconds = self._run_up_to(min(steps, self.limit or steps), run, iterator)
         self._count(int(ran), seconds)
         if int(ran) < steps:
             self._strategy.data_ended()
@@ -104,15 +104,34 @@ class Executor:
         self._count(1, (0.0, time.perf_counter() - start))
         return logs
 
+    def _run_up_to(self, steps, run, iterator):
+        """Steps in one call, or in a call each where what workers exchange differs in size from step to step.
+
+        TensorFlow's collective operations keep the size that they first had in a call.
+        """
+        self._trace(run, iterator, tf.constant(steps))
+        calls = steps if self._strategy.gathers_over_workers else 1
+        self._timers.begin(self._steps_since_trace)
+        ran, logs, seconds = run(iterator, tf.constant(steps // calls))
+        while int(ran) and int(ran) < calls:
+            more, following, times = run(iterator, tf.constant(1))
+            if not int(more):
+                break
+            ran, logs, seconds = ran + more, following, [a + b for a, b in zip(seconds, times)]
+        return ran, logs, seconds
+
     def _call(self, function, *arguments):
+        self._trace(function, *arguments)
+        self._timers.begin(self._steps_since_trace)
+        return function(*arguments)
+
+    def _trace(self, function, *arguments):
         if not self._eager:
             concrete = function.get_concrete_function(*arguments)
             if id(concrete) not in self._traced:
                 self._on_trace(internals.captured_variables(concrete.graph))
                 self._traced.add(id(concrete))
                 self._steps_since_trace = 0
-        self._timers.begin(self._steps_since_trace)
-        return function(*arguments)
 
     def _count(self, steps, seconds):
         self.steps_of_last_call = steps

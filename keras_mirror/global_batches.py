@@ -40,6 +40,7 @@ class GlobalBatchStrategy:
         listeners: Functions called with the variables of each graph in which `run` is traced.
         captured: Those variables.
         stepped: The functions of the user's that were traced there.
+        gathers_over_workers: Whether some step gathers rows from several workers, which may be another number each time.
         seeds_of_step: Seeds that random operations of the running step took, where it sees the whole batch.
         host_of_step: The state of Python's and NumPy's random numbers with which that step began.
     """
@@ -59,6 +60,7 @@ class GlobalBatchStrategy:
         self.captured = []
         self.stepped = []
         self.runs = 0
+        self.gathers_over_workers = False
         self.seeds_of_step, self.host_of_step = [], None  # what the first replica of a step drew and began with
 
     @property

@@ -286,6 +286,7 @@ def _gathered_by_sum(view, value):
             f"a step of one's own on several workers was given {kind}, which cannot be gathered over workers; turn them into dense "
             'numbers in the dataset, or pass view="replica" to mirrored_model.'
         )
+    view.strategy.gathers_over_workers = True
     number = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
     mine = tf.one_hot(view.part.replica, view.replicas, dtype=tf.int32) * tf.shape(value)[0]
     rows = view.reduced(SUM, [mine])[0]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.xdist_group("workers")  # one cluster at a time, starte
 
 EQUAL = (
     "arrays", "weighted", "unknown_size", "pydataset", "generator",
-    "tokens", "by_hand", "loop", "eager", "files", "resumed",
+    "tokens", "by_hand", "loop", "whole_batch", "eager", "files", "resumed",
     "ends_earlier", "files_of_rows", "ends_earlier_unknown_sizes", "by_hand_ends_earlier", "resumed_apart", "from_function",
 )  # fmt: skip
 

@@ -146,6 +146,47 @@ def loop():
     return told(model, loop.history, on_batch=[float(each) for each in batch_logs])
 
 
+class Contrast(keras.Model):
+    """Compares the rows of a batch with each other, in a step of its own, with a queue of rows."""
+
+    def __init__(self):
+        super().__init__()
+        norm = keras.layers.BatchNormalization()
+        self.encoder = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), norm, keras.layers.Dense(4)])
+        self.queue = self.add_weight(shape=(9, 4), initializer="ones", trainable=False, name="queue")
+        self.tracker = keras.metrics.Mean("mean")
+
+    def call(self, x):
+        return self.encoder(x)
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            z = self.encoder(x, training=True)
+            loss = tf.reduce_mean(tf.reduce_logsumexp(z @ tf.transpose(z), 1) + tf.reduce_max(z @ tf.transpose(self.queue), 1))
+        gradients = [tf.clip_by_norm(each, 0.5) for each in tape.gradient(loss, self.trainable_weights)]
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
+        self.queue.assign(tf.concat([z, self.queue.value], 0)[:9])
+        self.tracker.update_state(loss)
+        return {"mean": self.tracker.result(), "rows": tf.shape(x)[0]}
+
+
+def whole_batch():
+    """A step, a loss and a metric that take the batch as a whole."""
+    keras.utils.set_random_seed(7)
+
+    def build_fn():
+        model = Contrast()
+        model.compile(keras.optimizers.SGD(0.02))
+        return model
+
+    model = km.mirrored_model(build_fn)
+    history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    other = build(loss=lambda y, p: keras.ops.sqrt(keras.ops.mean((y - p) ** 2)))
+    logs = other.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+    return told(model, history, other=[w.ravel().tolist() for w in other.get_weights()], losses=logs["loss"])
+
+
 def eager():
     """Without graphs."""
     model = build(norm=True)
