@@ -6,7 +6,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-_SIZE = 8  # of what is unknown besides the rows
+from keras_mirror import internals
+
+SIZE = 8  # of what is unknown besides the rows
 
 
 def is_by_row(function, arguments, values, known):
@@ -32,7 +34,7 @@ def is_by_row(function, arguments, values, known):
         return True
     if values.shape[0] is not None and all(each.shape[0] is None for each in arguments):
         return False
-    specs = tuple(tf.TensorSpec([None, *(size or _SIZE for size in each.shape[1:])], each.dtype) for each in arguments)
+    specs = tuple(tf.TensorSpec([None, *(size or SIZE for size in each.shape[1:])], each.dtype) for each in arguments)
     if specs not in known:
         try:
             shape = tf.function(function, autograph=False).get_concrete_function(*specs).structured_outputs.shape
@@ -90,7 +92,7 @@ class RowsApart:
         key = tuple((leaf.dtype, *leaf.shape[1:]) for leaf in leaves)
         if key not in self._known:
             specs = tf.nest.map_structure(
-                lambda leaf: tf.TensorSpec([None, *(size or _SIZE for size in leaf.shape[1:])], leaf.dtype), arguments
+                lambda leaf: tf.TensorSpec([None, *(size or SIZE for size in leaf.shape[1:])], leaf.dtype), arguments
             )
             with concurrent.futures.ThreadPoolExecutor(1) as thread:  # this one is in its step, on a replica
                 self._known[key] = thread.submit(self._try, specs).result()
@@ -99,13 +101,11 @@ class RowsApart:
     def _try(self, specs):
         try:
             traced = tf.function(self._function, autograph=False).get_concrete_function(*specs)
-            if traced.captured_inputs and any(each.dtype == tf.resource for each in traced.captured_inputs):
-                return False
-            if any(operation.op_def.is_stateful and operation.type not in _HARMLESS for operation in traced.graph.get_operations()):
+            if any(each.dtype == tf.resource for each in traced.captured_inputs) or not keeps_nothing(traced.graph):
                 return False
         except Exception:  # whatever a function of the user's cannot do with such tensors
             return False
-        verdicts = [self._verdict(traced, specs, draw) for draw in (_around_zero, _fractions, _zeros_and_ones)]
+        verdicts = [self._verdict(traced, specs, draw) for draw in (around_zero, fractions, zeros_and_ones)]
         return False not in verdicts and True in verdicts
 
     def _verdict(self, traced, specs, draw):
@@ -130,16 +130,31 @@ class RowsApart:
 
 
 # Operations that TensorFlow calls stateful and that keep nothing.
-_HARMLESS = {"Placeholder", "PartitionedCall", "StatefulPartitionedCall", "Assert", "If", "While", "StatelessIf", "StatelessWhile"}
+_HARMLESS = frozenset(
+    "Placeholder PartitionedCall StatefulPartitionedCall Assert If While StatelessIf StatelessWhile ReadVariableOp ResourceGather "
+    "ResourceGatherNd LookupTableFindV2 LookupTableSizeV2".split()
+)
 
 
-def _around_zero(generator, shape):
+def keeps_nothing(graph):
+    """Whether a graph, with the functions that it calls, neither changes anything nor draws random numbers."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return not any(_is_stateful(node.op) and node.op not in _HARMLESS for node in nodes)
+
+
+def _is_stateful(operation):
+    definition = internals.definition_of_operation(operation)
+    return definition is not None and definition.is_stateful
+
+
+def around_zero(generator, shape):
     return generator.randn(*shape)
 
 
-def _fractions(generator, shape):
+def fractions(generator, shape):
     return generator.uniform(0.05, 0.95, shape)
 
 
-def _zeros_and_ones(generator, shape):
+def zeros_and_ones(generator, shape):
     return generator.randint(0, 2, shape)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.inlining import inlined
+from keras_mirror.layer_trials import goes_row_by_row, is_trying
 from keras_mirror.layer_losses import adds_up_over_rows, has_entries_of_rows
 from keras_mirror.rows import rows_of
 from keras_mirror.view_splits import splits_by_rows
@@ -59,6 +60,8 @@ def _unless_closed(original, replacement):
     @functools.wraps(original)
     def call(*args, **kwargs):
         view = current_view()
+        if view is None and replacement is _call_layer and is_trying():
+            return _call_in_trial(original, *args, **kwargs)
         if view is None or (view.inside and replacement is not _read):
             return original(*args, **kwargs)
         return replacement(view, original, *args, **kwargs)
@@ -75,7 +78,7 @@ def _call_layer(view, original, layer, *args, **kwargs):
         view.prepare(each)
     if view.can_meet and not all(each.built for each in internals.layers_of(layer)):
         _build(view, layer, args, kwargs)
-    if not view.can_meet or not splits_by_rows(layer):
+    if not view.can_meet or not (splits_by_rows(layer) or _is_tried_to(view, layer, args, kwargs)):
         return original(layer, *args, **kwargs)
     leaves = _leaves_with_rows((args, kwargs))
     if not leaves:
@@ -88,6 +91,17 @@ def _call_layer(view, original, layer, *args, **kwargs):
         outputs = original(layer, *args, **kwargs)
     _add_up_losses(view, layer, before, rows, global_rows)
     return _mapped(lambda leaf: _with_mask_of(leaf, view.whole(leaf), view.whole) if _has_rows(leaf) else leaf, outputs)
+
+
+def _is_tried_to(view, layer, args, kwargs):
+    built = all(each.built for each in internals.layers_of(layer))
+    return built and not isinstance(layer, keras.layers.Lambda) and goes_row_by_row(layer, view.strategy, args, kwargs)
+
+
+def _call_in_trial(original, layer, *args, **kwargs):
+    if splits_by_rows(layer) and internals.takes_training(layer):
+        kwargs["training"] = False
+    return original(layer, *args, **kwargs)
 
 
 def _build(view, layer, args, kwargs):

@@ -101,6 +101,11 @@ def call_with_training(model, inputs, training):
     return model(inputs, training=training) if model._call_has_training_arg else model(inputs)
 
 
+def takes_training(layer):
+    """Whether a layer's `call` has an argument `training`."""
+    return layer._call_has_training_arg
+
+
 def model_loss(model, **arguments):
     """`model.compute_loss`, without `training` where an override does not take it."""
     return model._compute_loss(**arguments)

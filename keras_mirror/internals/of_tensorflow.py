@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils, values
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
-from tensorflow.python.framework import func_graph, ops, random_seed
+from tensorflow.python.framework import func_graph, op_def_registry, ops, random_seed
 from tensorflow.python.ops import resource_variable_ops, stateful_random_ops
 
 
@@ -67,6 +67,11 @@ def seeds_of_operations():
 def seeds_by_chance():
     """A pair for a random operation that nobody gave a seed, not out of the user's random numbers."""
     return tuple(random.SystemRandom().randrange(1, 2**31) for _ in range(2))
+
+
+def definition_of_operation(name):
+    """The definition of an operation, e.g. whether it is stateful; None for the name of a function."""
+    return op_def_registry.get(name)
 
 
 def class_of_tf_functions():

@@ -1,0 +1,2 @@
+PROGRAMS = []
+TRACED = []
