@@ -138,9 +138,18 @@ _HARMLESS = frozenset(
 
 def keeps_nothing(graph):
     """Whether a graph, with the functions that it calls, neither changes anything nor draws random numbers."""
+    return not any(_is_stateful(operation) and operation not in _HARMLESS for operation in _operations(graph))
+
+
+def changes_a_variable(graph):
+    """Whether a graph, with the functions that it calls, assigns to a variable."""
+    return any(operation.startswith(("Assign", "ResourceScatter")) for operation in _operations(graph))
+
+
+def _operations(graph):
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    return not any(_is_stateful(node.op) and node.op not in _HARMLESS for node in nodes)
+    return {node.op for node in nodes}
 
 
 def _is_stateful(operation):

@@ -73,7 +73,7 @@ def run_on_a_row(layer):
             is the user's own: of that it is found out when a part that may be empty is given to it.
     """
     spatial = isinstance(layer, SPATIAL)
-    if not spatial and not _is_own(layer):
+    if not spatial and not is_own(layer):
         return
     own, known = layer.call, {}
 
@@ -102,7 +102,7 @@ def operations_of(model):
     return [each for each in operations if isinstance(each, keras.Operation) and not isinstance(each, keras.Layer)]
 
 
-def _is_own(layer):
+def is_own(layer):
     """Whether the user wrote what a layer does, or it is a function of `keras.ops`."""
     if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.Lambda):
         return True

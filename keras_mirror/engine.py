@@ -21,6 +21,7 @@ from keras_mirror.layer_losses import keep_losses_apart
 from keras_mirror.losses import GlobalLoss
 from keras_mirror.normalization import normalize_globally
 from keras_mirror.optimizers import half_variables, share_updates
+from keras_mirror.own_layers import show_whole
 from keras_mirror.pacing import with_pace
 from keras_mirror.progress import arrange
 from keras_mirror.randomness import draw_differently, generators_of
@@ -181,6 +182,8 @@ class Engine:
             keep_losses_apart(layer)
             make_weights_in(self.strategy, layer)
             run_inlined(layer)
+            if self.sees_whole:
+                show_whole(layer, self._prepare_layer)
             normalize_globally(layer, self.batch_norm)
             for each in (layer, *operations_of(layer)):
                 run_on_a_row(each)

@@ -41,8 +41,8 @@ class GlobalBatchStrategy:
         captured: Those variables.
         stepped: The functions of the user's that were traced there.
         gathers_over_workers: Whether some step gathers rows from several workers, which may be another number each time.
-        seeds_of_step: Seeds that random operations of the running step took, where it sees the whole batch.
-        host_of_step: The state of Python's and NumPy's random numbers with which that step began.
+        begun_views: Of each view of the whole batch that the first replica opened in the running step, the seeds that
+            random operations took in it, and the state of Python's and NumPy's random numbers with which it began.
     """
 
     is_chief = True
@@ -61,7 +61,7 @@ class GlobalBatchStrategy:
         self.stepped = []
         self.runs = 0
         self.gathers_over_workers = False
-        self.seeds_of_step, self.host_of_step = [], None  # what the first replica of a step drew and began with
+        self.begun_views = []
 
     @property
     def num_replicas_in_sync(self):

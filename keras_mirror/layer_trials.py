@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.by_row import SIZE, around_zero, fractions, keeps_nothing, zeros_and_ones
+from keras_mirror.by_row import SIZE, around_zero, changes_a_variable, fractions, keeps_nothing, zeros_and_ones
 from keras_mirror.rows import Part, working_on
 
 ROWS = 3
@@ -23,12 +23,16 @@ def is_trying():
     return _trying.get()
 
 
-def goes_row_by_row(layer, strategy, args, kwargs):
-    """Whether a built layer of the user's own may run on some rows of a batch as on all.
+BY_ROW, MIXES, KEEPS, UNKNOWN = "by row", "mixes rows", "keeps something", "unknown"
+
+
+def how_it_goes(layer, strategy, args, kwargs):
+    """What a built layer of the user's own does with the rows of a batch: `BY_ROW` if it may run on some of them as on all.
 
     It is called once more, on small batches of several kinds of numbers, all rows together and each alone. Random
     layers and batch normalisations of Keras' in it are left out, as they know how to run on some of the rows. A layer that
-    draws random numbers itself, changes a variable, adds a loss, or is given something else than rows is not known to.
+    changes a variable or adds a loss `KEEPS` something; one that draws random numbers itself, or is given something else
+    than rows, is `UNKNOWN`.
 
     Args:
         layer: The layer.
@@ -38,7 +42,7 @@ def goes_row_by_row(layer, strategy, args, kwargs):
     """
     leaves = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, (tf.Tensor, tf.__internal__.CompositeTensor))]
     if not leaves or not all(_is_plain(leaf) and leaf.shape[0] == leaves[0].shape[0] for leaf in leaves):
-        return False
+        return UNKNOWN
     key = (tuple((leaf.dtype, *leaf.shape[1:]) for leaf in leaves), str(keras.tree.map_structure(_kind, (args, kwargs))))
     known = _known.setdefault(layer, {})
     if key not in known:
@@ -72,11 +76,11 @@ def _try(layer, strategy, leaves, args, kwargs):
             for each in internals.layers_of(layer):
                 internals.list_of_losses(each).clear()
         if added or not keeps_nothing(traced.graph):
-            return False
+            return KEEPS if added or changes_a_variable(traced.graph) else UNKNOWN
         verdicts = [_is_alike(traced, specs, draw) for draw in (around_zero, fractions, zeros_and_ones)]
-        return False not in verdicts and True in verdicts
+        return MIXES if False in verdicts else BY_ROW if True in verdicts else UNKNOWN
     except Exception:  # whatever the user's code cannot do with such rows
-        return False
+        return UNKNOWN
     finally:
         _trying.reset(token)
 

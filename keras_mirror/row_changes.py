@@ -127,15 +127,14 @@ class Flow:
 def follow(model, strategy):
     """The `Flow` through a model's layers and steps."""
     flow, engine = Flow(), engine_of(model)
-    if engine is not None and engine.shows_whole("train_step"):
-        return flow  # what it changes, and what layers of the user's own change in it, is made of the whole batch
-    for layer in internals.layers_of(model):
-        flow.follow(type(layer).call, layer, "call")
-    own = engine is not None and engine.step is not None
-    if own:
-        flow.follow(engine.step, None, engine.name_of_step("train_step"), model)
-    for name in _STEPS[own:]:
-        flow.follow(getattr(type(model), name), model, name)
+    if engine is None or not engine.sees_whole:  # else what steps and layers of the user's own change is made of the whole batch
+        for layer in internals.layers_of(model):
+            flow.follow(type(layer).call, layer, "call")
+        own = engine is not None and engine.step is not None
+        if own:
+            flow.follow(engine.step, None, engine.name_of_step("train_step"), model)
+        for name in _STEPS[own:]:
+            flow.follow(getattr(type(model), name), model, name)
     for function in getattr(strategy, "stepped", ()):
         flow.follow(getattr(function, "__func__", function), getattr(function, "__self__", None), "the step")
     return flow

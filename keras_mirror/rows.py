@@ -211,6 +211,7 @@ class Part:
         alone: Whether the replica stands for one device: it has the whole batch, and the strategy says
             that there is one replica.
         thread: int, the replica that runs it where it stands for one device with the others; else None.
+        views: The views of the whole batch that this replica has opened in the step.
     """
 
     strategy: tf.distribute.Strategy
@@ -222,6 +223,7 @@ class Part:
     losses: list = dataclasses.field(default_factory=list)
     alone: bool = False
     thread: int = None
+    views: list = dataclasses.field(default_factory=list)
 
     def share(self, dtype="float32"):
         """This replica's share of the rows, so that shares add up to one; a scalar of `dtype`."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.inlining import inlined
-from keras_mirror.layer_trials import goes_row_by_row, is_trying
+from keras_mirror.layer_trials import BY_ROW, how_it_goes, is_trying
 from keras_mirror.layer_losses import adds_up_over_rows, has_entries_of_rows
 from keras_mirror.rows import rows_of
 from keras_mirror.view_splits import splits_by_rows
@@ -95,7 +95,7 @@ def _call_layer(view, original, layer, *args, **kwargs):
 
 def _is_tried_to(view, layer, args, kwargs):
     built = all(each.built for each in internals.layers_of(layer))
-    return built and not isinstance(layer, keras.layers.Lambda) and goes_row_by_row(layer, view.strategy, args, kwargs)
+    return built and not isinstance(layer, keras.layers.Lambda) and how_it_goes(layer, view.strategy, args, kwargs) == BY_ROW
 
 
 def _call_in_trial(original, layer, *args, **kwargs):

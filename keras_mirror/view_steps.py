@@ -29,11 +29,13 @@ def viewing_the_whole(prepare=lambda layer: None):
         `(view, part)`: the `View`, and the `Part` of the whole batch.
     """
     strategy, part = current_part().strategy, current_part()
-    view = View(tf.distribute.get_replica_context(), part, prepare)
-    if part.replica == strategy.replica_ids[0]:
-        strategy.seeds_of_step, strategy.host_of_step = [], host_state()
+    view, number = View(tf.distribute.get_replica_context(), part, prepare), len(part.views)
+    part.views.append(view)
+    if part.replica == strategy.replica_ids[0]:  # which gets here before the others
+        strategy.begun_views = [*strategy.begun_views[:number], (view.drawn, host_state())]
     else:
-        set_host_state(strategy.host_of_step)
+        view.drawn, state = strategy.begun_views[number]
+        set_host_state(state)
     with whole_batch_calls(), view.open() as whole:
         yield view, whole
 

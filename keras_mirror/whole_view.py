@@ -67,9 +67,10 @@ class View:
     inside: bool = False
     graph: object = dataclasses.field(default_factory=internals.current_graph)
     replicas: int = dataclasses.field(init=False)
+    drawn: list = dataclasses.field(default_factory=list)  # pairs of seeds of random operations, the same on all replicas
     read_on_own_rows: dict = dataclasses.field(default_factory=dict)  # id of the handle of a variable that a layer read: it
     _made_of: dict = dataclasses.field(default_factory=dict)  # id of a gathered tensor: the tensor, the own rows in it
-    _seeds: int = 0  # pairs of seeds that TensorFlow's operations took so far
+    _seeds: int = 0  # how many of `drawn` were taken so far
 
     def __post_init__(self):
         self.replicas = self.context.num_replicas_in_sync  # while it is not 1 yet
@@ -221,11 +222,11 @@ class View:
 
     def seeds(self, draw):
         """The pair of seeds of a random operation: that which the first replica of this process drew for it."""
-        drawn, number = self.strategy.seeds_of_step, self._seeds
+        number = self._seeds
         self._seeds += 1
-        if number == len(drawn):
-            drawn.append(draw())
-        return drawn[number]
+        if number == len(self.drawn):
+            self.drawn.append(draw())
+        return self.drawn[number]
 
 
 def _stopped(value):

@@ -101,6 +101,11 @@ def call_with_training(model, inputs, training):
     return model(inputs, training=training) if model._call_has_training_arg else model(inputs)
 
 
+def metrics_of(layer):
+    """The metrics that a layer holds itself."""
+    return list(layer._metrics)
+
+
 def takes_training(layer):
     """Whether a layer's `call` has an argument `training`."""
     return layer._call_has_training_arg

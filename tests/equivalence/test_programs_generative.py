@@ -8,6 +8,7 @@ import pytest
 
 import keras_mirror as km
 from tests.equivalence import programs_generative as gans
+from tests.equivalence import programs_translation as translation
 from tests.equivalence.harness import SEED, assert_same, assert_same_models, trained
 
 
@@ -27,6 +28,8 @@ PROGRAMS = {
     "conditional gan": Program(gans.conditional_gan, (gans.IMAGES, gans.ONE_HOT)),
     "wgan-gp": Program(gans.wgan_gp, (gans.IMAGES,)),
     "gan with adaptive augmentation": Program(gans.gan_with_augmentation, (gans.IMAGES,)),
+    "cyclegan": Program(translation.cyclegan, (translation.HORSES, translation.ZEBRAS)),
+    "gaugan": Program(translation.gaugan, (translation.MASKS, translation.HORSES)),
 }
 
 
