@@ -1,5 +1,6 @@
 """`check`: the gradients of one device come from a plain Keras model, the causes from faults made on purpose."""
 
+import functools
 import types
 
 import keras
@@ -11,6 +12,8 @@ import keras_mirror as km
 from keras_mirror import internals
 from keras_mirror.comparing import compare, factor_between
 from keras_mirror.snapshot import copies_of
+
+mirrored_model = functools.partial(km.mirrored_model, view="replica")  # what is told of code that has its replica's rows alone
 
 pytestmark = pytest.mark.filterwarnings("ignore::keras_mirror.errors.MirrorWarning")
 layers = keras.layers
@@ -79,7 +82,7 @@ def kinds(report):
 @pytest.mark.parametrize("rows", [8, 7, 1])
 def test_gradients_of_one_device_and_their_split(batch, rows):
     build = built_of(lambda: layers.Dense(4, activation="tanh"), layers.BatchNormalization, dense(1))
-    model = km.mirrored_model(build, devices=3)
+    model = mirrored_model(build, devices=3)
     one = build()
     one.set_weights(model.get_weights())
     with tf.GradientTape() as tape:
@@ -97,7 +100,7 @@ def test_gradients_of_one_device_and_their_split(batch, rows):
 
 
 def test_report(batch):
-    text = str(km.check(km.mirrored_model(built_of(dense(1)), devices=2), batch))
+    text = str(km.check(mirrored_model(built_of(dense(1)), devices=2), batch))
     lines = text.splitlines()
     assert lines[0] == "Check: all 2 gradients equal those of one device on 2 replicas"
     assert lines[1].split("   ")[0] == "variable" and "off by, 4 + 4 rows" in lines[1] and "off by, 4 + 3 rows" in lines[1]
@@ -107,7 +110,7 @@ def test_report(batch):
 
 def test_leaves_the_model_as_it_was(batch):
     build = built_of(dense(), layers.BatchNormalization, lambda: layers.Dropout(0.5), dense(1), optimizer="adam", metrics=["mae"])
-    model = km.mirrored_model(build, devices=2)
+    model = mirrored_model(build, devices=2)
     model.fit(*batch, verbose=0)
     parts = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     before = [copy.numpy() for variable in parts for copy in copies_of(variable)]
@@ -131,7 +134,7 @@ def test_leaves_the_model_as_it_was(batch):
 
 
 def test_random_layers_are_by_design(batch):
-    report = km.check(km.mirrored_model(built_of(dense(), lambda: layers.Dropout(0.5), dense(1)), devices=2), batch)
+    report = km.check(mirrored_model(built_of(dense(), lambda: layers.Dropout(0.5), dense(1)), devices=2), batch)
     (cause,) = report.causes
     assert cause.kind == "random layers" and cause.by_design and "dropout" in cause.evidence
     assert "with the same numbers for every row replicas equal one device" in cause.evidence
@@ -140,7 +143,7 @@ def test_random_layers_are_by_design(batch):
 
 def test_other_faults_are_found_behind_random_layers(batch):
     build = built_of(dense(), lambda: layers.Dropout(0.5), layers.BatchNormalization, dense(1))
-    report = km.check(km.mirrored_model(build, devices=2, batch_norm="local"), batch)
+    report = km.check(mirrored_model(build, devices=2, batch_norm="local"), batch)
     assert kinds(report) == ["random layers", "local batch statistics"]
     assert "a difference stays" in report.causes[0].evidence
     assert "batch_normalization" in report.causes[1].evidence and "batch_norm='sync'" in report.causes[1].remedy
@@ -148,7 +151,7 @@ def test_other_faults_are_found_behind_random_layers(batch):
 
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_local_mean_is_named_with_its_factor(batch, replicas):
-    report = km.check(km.mirrored_model(own_step(local_mean), devices=replicas), batch)
+    report = km.check(mirrored_model(own_step(local_mean), devices=replicas), batch)
     assert report and kinds(report) == ["local mean"]  # of which parts of unequal size are no second cause
     assert f"{replicas}.00 times those of one device" in report.causes[0].evidence
     assert "global_mean" in report.causes[0].remedy
@@ -158,7 +161,7 @@ def test_division_by_replicas_is_right_for_equal_parts_only(batch):
     def divided(model, y, p):
         return local_mean(model, y, p) / model.distribute_strategy.num_replicas_in_sync
 
-    report = km.check(km.mirrored_model(own_step(divided), devices=2), batch)
+    report = km.check(mirrored_model(own_step(divided), devices=2), batch)
     assert kinds(report) == ["unequal parts"]
     even, uneven = report.differences.values()
     assert all(each.equal for each in even.values()) and not all(each.equal for each in uneven.values())
@@ -168,7 +171,7 @@ def test_division_on_top_of_a_global_mean(batch):
     def twice(model, y, p):
         return km.global_mean(tf.square(y - p)) / model.distribute_strategy.num_replicas_in_sync
 
-    report = km.check(km.mirrored_model(own_step(twice), devices=2), batch)
+    report = km.check(mirrored_model(own_step(twice), devices=2), batch)
     assert kinds(report) == ["divided twice"] and "0.50 times" in report.causes[0].evidence
 
 
@@ -180,19 +183,19 @@ CLIPS = {
 
 @pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
 def test_clipping_by_hand(batch, clip):
-    report = km.check(km.mirrored_model(own_step(keras_loss, clip), devices=2), batch)
+    report = km.check(mirrored_model(own_step(keras_loss, clip), devices=2), batch)
     assert kinds(report) == ["clipping before the reduction"]
     assert "clips each replica's part" in report.causes[0].evidence and "clipnorm=" in report.causes[0].remedy
 
 
 def test_the_optimizers_own_clipping_is_right(batch):
     build = built_of(dense(), dense(1), optimizer=keras.optimizers.SGD(0.1, clipnorm=0.01))
-    assert not km.check(km.mirrored_model(build, devices=2), batch)
+    assert not km.check(mirrored_model(build, devices=2), batch)
 
 
 def test_a_sum_is_no_wrong_factor(batch):
     build = built_of(dense(), dense(1), loss=keras.losses.MeanSquaredError(reduction="sum"))
-    assert not km.check(km.mirrored_model(build, devices=2), batch)
+    assert not km.check(mirrored_model(build, devices=2), batch)
 
 
 def test_state_that_nobody_synchronises(batch):
@@ -205,7 +208,7 @@ def test_state_that_nobody_synchronises(batch):
                 self.mean.assign(tf.reduce_mean(x, 0))
             return x
 
-    report = km.check(km.mirrored_model(built_of(Seen, dense(1)), devices=2), batch)
+    report = km.check(mirrored_model(built_of(Seen, dense(1)), devices=2), batch)
     (cause,) = report.causes
     assert cause.kind == "unsynchronised state" and "seen/mean" in cause.evidence and "all_reduce" in cause.remedy
     at = int(np.argmax(np.abs(batch[0][:4].mean(0) - batch[0][4:7].mean(0))))  # 7 rows: the parts are 4 and 3
@@ -218,7 +221,7 @@ def test_layer_that_mixes_rows(batch):
         def call(self, x):
             return x - keras.ops.mean(x, 0, keepdims=True)
 
-    report = km.check(km.mirrored_model(built_of(dense(), Centered, layers.BatchNormalization, dense(1)), devices=2), batch)
+    report = km.check(mirrored_model(built_of(dense(), Centered, layers.BatchNormalization, dense(1)), devices=2), batch)
     (cause,) = report.causes
     assert cause.kind == "local batch statistics" and "(Centered)" in cause.evidence and "batch_normalization" not in cause.evidence
 
@@ -227,7 +230,7 @@ def test_loss_that_mixes_rows(batch):
     def contrast(model, y, p):
         return km.global_mean(tf.reduce_mean(tf.square(p @ tf.transpose(p)), -1))
 
-    report = km.check(km.mirrored_model(own_step(contrast), devices=2), batch)
+    report = km.check(mirrored_model(own_step(contrast), devices=2), batch)
     assert kinds(report) == ["rows are mixed"] and "gather its inputs" in report.causes[0].remedy
 
 
@@ -266,7 +269,7 @@ class RowsSeen(layers.Layer):
 @pytest.mark.parametrize("cured", [Centered, MeanSeen, RowsSeen])
 def test_what_a_step_reduces_itself_counts_once_on_one_device(batch, cured):
     build = built_of(cured, dense(1))
-    assert km.check(km.mirrored_model(build, devices=3), batch).causes == []
+    assert km.check(mirrored_model(build, devices=3), batch).causes == []
 
 
 def test_gradients_that_are_summed_twice(batch):
@@ -297,7 +300,7 @@ def test_gradients_that_are_summed_twice(batch):
         model.compile("sgd", "mse")
         return model
 
-    report = km.check(km.mirrored_model(build, devices=3), batch)
+    report = km.check(mirrored_model(build, devices=3), batch)
     assert "gradients changed before the reduction" in kinds(report) and "gradient_accumulation_steps" in str(report)
 
 
@@ -310,7 +313,7 @@ def test_variables_of_tensorflow_are_state_too(batch):
             self.mean.assign(tf.reduce_mean(x, 0))
             return x
 
-    (cause,) = km.check(km.mirrored_model(built_of(Seen, dense(1)), devices=2), batch).causes
+    (cause,) = km.check(mirrored_model(built_of(Seen, dense(1)), devices=2), batch).causes
     assert cause.kind == "unsynchronised state" and "test_check.py:" in cause.evidence
 
 
@@ -322,7 +325,7 @@ def test_counter_of_which_there_is_one(batch, value, one, many):
         counter.assign_add(value)
         return keras_loss(model, y, p)
 
-    (cause,) = km.check(km.mirrored_model(own_step(counting), devices=3), batch).causes
+    (cause,) = km.check(mirrored_model(own_step(counting), devices=3), batch).causes
     assert cause.kind == "unsynchronised state" and f"holds replica 0 {many}, and {one} on one device" in cause.evidence
     assert counter.numpy() == 0
 
@@ -339,7 +342,7 @@ class Sampling(layers.Layer):
 
 
 def test_noise_that_does_not_ask_whether_it_trains(batch):
-    (cause,) = km.check(km.mirrored_model(built_of(dense(), Sampling, dense(1)), devices=3), batch).causes
+    (cause,) = km.check(mirrored_model(built_of(dense(), Sampling, dense(1)), devices=3), batch).causes
     assert cause.kind == "random layers" and cause.by_design and "sampling" in cause.evidence
 
 
@@ -369,7 +372,7 @@ def test_noise_of_a_step(batch):
         model.compile("sgd")
         return model
 
-    report = km.check(km.mirrored_model(build, devices=3), batch)
+    report = km.check(mirrored_model(build, devices=3), batch)
     assert kinds(report) == ["random layers"] and not report and report.title.endswith("by design")
 
 
@@ -377,7 +380,7 @@ def test_random_numbers_from_a_fixed_seed(batch):
     def dropped(model, y, p):
         return keras_loss(model, y, tf.nn.experimental.stateless_dropout(p, 0.5, seed=[1, 2]))
 
-    (cause,) = km.check(km.mirrored_model(own_step(dropped), devices=2), batch).causes
+    (cause,) = km.check(mirrored_model(own_step(dropped), devices=2), batch).causes
     assert cause.kind == "random layers" and cause.by_design
 
 
@@ -395,13 +398,13 @@ def test_denominators_of_each_replica(batch):
         weight = tf.cast(y > THRESHOLD, tf.float32)
         return km.global_mean(weight * tf.square(y - p)) / over_replicas(km.global_mean(weight))
 
-    report = km.check(km.mirrored_model(own_step(masked), devices=2), batch)
+    report = km.check(mirrored_model(own_step(masked), devices=2), batch)
     assert kinds(report) == ["local denominator"]
     cause = report.causes[0]
     valid = [int((part > THRESHOLD).sum()) for part in (batch[1][:4], batch[1][4:])]
     shares = [n / sum(valid) for n in valid]
     assert valid[0] != valid[1] and f"times {shares[0]:.3g}, {shares[1]:.3g} they add up" in cause.evidence
-    assert km.check(km.mirrored_model(own_step(cured), devices=2), batch).causes == []
+    assert km.check(mirrored_model(own_step(cured), devices=2), batch).causes == []
 
 
 @pytest.mark.parametrize("replicas", [2, 3])
@@ -418,9 +421,9 @@ def test_regularizers_of_each_replica(batch, replicas):
         model.compile("sgd")
         return model
 
-    (cause,) = km.check(km.mirrored_model(lambda: build(added), devices=replicas), batch).causes
+    (cause,) = km.check(mirrored_model(lambda: build(added), devices=replicas), batch).causes
     assert cause.kind == "regularizers counted again" and f"off by {replicas - 1} times" in cause.evidence
-    assert km.check(km.mirrored_model(lambda: build(divided), devices=replicas), batch).causes == []
+    assert km.check(mirrored_model(lambda: build(divided), devices=replicas), batch).causes == []
 
 
 def test_a_sum_beside_a_mean(batch):
@@ -434,7 +437,7 @@ def test_a_sum_beside_a_mean(batch):
         model.compile("sgd")
         return model
 
-    (cause,) = km.check(km.mirrored_model(build, devices=2), batch).causes
+    (cause,) = km.check(mirrored_model(build, devices=2), batch).causes
     assert cause.kind == "sum over rows" and "comes to 0.5 times what it should be" in cause.evidence
     assert "the rest, a mean, to what it should be" in cause.evidence
 
@@ -454,7 +457,7 @@ def test_python_values_in_a_step(batch):
             return x * self.calls
 
     for layer in (Noisy, Counting):
-        (cause,) = km.check(km.mirrored_model(built_of(layer, dense(1)), devices=2), batch).causes
+        (cause,) = km.check(mirrored_model(built_of(layer, dense(1)), devices=2), batch).causes
         assert cause.kind == "non-determinism" and "traced twice on one device" in cause.evidence
 
 
@@ -469,14 +472,14 @@ def test_python_in_a_step_of_a_loop(batch):
                 loss = loss * 2.0
         model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
-    assert km.check(km.mirrored_model(built_of(dense(1)), devices=2), batch, step=step).causes == []
+    assert km.check(mirrored_model(built_of(dense(1)), devices=2), batch, step=step).causes == []
 
 
 def test_non_determinism(batch):
     def noisy(model, y, p):
         return model.compute_loss(y=y, y_pred=p + tf.random.normal(tf.shape(p)))
 
-    report = km.check(km.mirrored_model(own_step(noisy), devices=2), batch)
+    report = km.check(mirrored_model(own_step(noisy), devices=2), batch)
     assert kinds(report) == ["non-determinism"] and "run twice on one device" in report.causes[0].evidence
 
 
@@ -485,7 +488,7 @@ def test_rows_that_get_lost(batch):
         def experimental_distribute_dataset(self, dataset, options=None):
             return super().experimental_distribute_dataset(dataset.map(lambda *each: tf.nest.map_structure(lambda t: t[:6], each)))
 
-    report = km.check(km.mirrored_model(built_of(dense(1)), strategy=Careless(2)), batch)
+    report = km.check(mirrored_model(built_of(dense(1)), strategy=Careless(2)), batch)
     assert kinds(report) == ["rows"] and "of 8 rows, 2 reach no replica and 0 more than one, the first of them row 6" in str(report)
 
 
@@ -517,14 +520,14 @@ def test_gradients_that_cancel_are_equal_to_rounding(made, spread):
     rng = np.random.RandomState(3)
     x = (np.repeat(rng.randn(1, 6), 13, 0) + spread * rng.randn(13, 6)).astype("float32")
     y = np.repeat(rng.randn(1, 1), 13, 0).astype("float32")
-    report = km.check(km.mirrored_model(built_of(*made, dense(1)), devices=2), (x, y))
+    report = km.check(mirrored_model(built_of(*made, dense(1)), devices=2), (x, y))
     assert not report and report.title.startswith("Check: all") and report.causes == []
 
 
 def test_statistics_that_are_nothing_but_rounding(batch):
     """What a batch normalisation makes has a mean of zero, and the moving mean of the next is what is left of it."""
     normalizations = [layers.BatchNormalization, dense()] * 3
-    assert km.check(km.mirrored_model(built_of(*normalizations), devices=3), batch).causes == []
+    assert km.check(mirrored_model(built_of(*normalizations), devices=3), batch).causes == []
 
 
 def test_step_that_depends_on_the_last_bit_hides_nothing(batch):
@@ -532,7 +535,7 @@ def test_step_that_depends_on_the_last_bit_hides_nothing(batch):
         last_bits = tf.reduce_sum(tf.bitcast(model.hidden.kernel + 0.0, tf.int32)) % 2
         return local_mean(model, y, p) * (1 + 9 * tf.cast(last_bits, "float32"))
 
-    report = km.check(km.mirrored_model(own_step(chaotic), devices=2), batch)
+    report = km.check(mirrored_model(own_step(chaotic), devices=2), batch)
     assert kinds(report) == ["local mean"]
     assert "change by their last bit" in report.notes[-1]
 
@@ -542,7 +545,7 @@ def test_loss_that_depends_on_the_order_of_rows(batch):
         rows = tf.cast(tf.range(tf.shape(p)[0]), "float32")
         return km.global_mean(rows * tf.squeeze(tf.square(y - p), -1))
 
-    assert kinds(km.check(km.mirrored_model(own_step(ordered), devices=2), batch)) == ["rows are mixed"]
+    assert kinds(km.check(mirrored_model(own_step(ordered), devices=2), batch)) == ["rows are mixed"]
 
 
 def test_data_of_other_kinds(batch):
@@ -557,25 +560,25 @@ def test_data_of_other_kinds(batch):
 
     x = {"word": np.array([["a"], ["b"]] * 4), "x": batch[0]}
     dataset = tf.data.Dataset.from_tensor_slices((x, batch[1], np.arange(8.0))).batch(5)
-    report = km.check(km.mirrored_model(build, devices=2), dataset)
+    report = km.check(mirrored_model(build, devices=2), dataset)
     assert not report and list(report.differences) == [(3, 2), (2, 2)]
 
 
 def test_batch_that_was_distributed(batch):
-    model = km.mirrored_model(built_of(dense(1)), devices=2)
+    model = mirrored_model(built_of(dense(1)), devices=2)
     distributed = model.distribute_strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(batch).batch(5))
     assert list(km.check(model, next(iter(distributed))).differences) == [(3, 2), (2, 2)]
 
 
 def test_half_precision_is_compared_as_such(batch):
     keras.mixed_precision.set_dtype_policy("mixed_float16")
-    assert not km.check(km.mirrored_model(built_of(lambda: layers.Dense(4, activation="tanh"), dense(1)), devices=2), batch)
+    assert not km.check(mirrored_model(built_of(lambda: layers.Dense(4, activation="tanh"), dense(1)), devices=2), batch)
 
 
 def test_tools_work_inside_of_the_scope(batch):
     """Where a script has all of its lines: a distributed variable has no handle there."""
     strategy = km.MirroredStrategy(2)
-    model = km.mirrored_model(built_of(dense(), layers.BatchNormalization, dense(1), metrics=["mae"]), strategy=strategy)
+    model = mirrored_model(built_of(dense(), layers.BatchNormalization, dense(1), metrics=["mae"]), strategy=strategy)
     with strategy.scope():
         assert not km.audit(model) and not km.check(model, batch) and not km.compare_replicas(model)
         assert km.origin(model.weights[0]).in_scope
@@ -583,12 +586,12 @@ def test_tools_work_inside_of_the_scope(batch):
 
 
 def test_one_replica(batch):
-    report = km.check(km.mirrored_model(built_of(dense(1)), devices=["CPU:0"]), batch)
+    report = km.check(mirrored_model(built_of(dense(1)), devices=["CPU:0"]), batch)
     assert not report and report.title == "Check: one replica is one device" and "devices=2" in report.notes[0]
 
 
 def test_bad_input(batch, build_fn):
-    model = km.mirrored_model(build_fn, devices=2)
+    model = mirrored_model(build_fn, devices=2)
     with pytest.raises(TypeError, match="expected a keras.Model, and got str"):
         km.check("model", batch)
     with pytest.raises(ValueError, match="not made in the scope.*mirrored_model"):

@@ -1,5 +1,6 @@
 """What the lint finds before training: a small wrong input for each code, and a right one that stays silent."""
 
+import functools
 import linecache
 import threading
 import warnings
@@ -12,6 +13,8 @@ import tensorflow as tf
 import keras_mirror as km
 from keras_mirror import MirrorWarning, OutOfScopeError, errors
 
+mirrored_model = functools.partial(km.mirrored_model, view="replica")  # what is told of code that has its replica's rows alone
+
 
 def model_with(*layers, cls=keras.Sequential, **compiling):
     """A built, compiled model on two replicas with the given layers (functions that make them) before its head."""
@@ -21,7 +24,7 @@ def model_with(*layers, cls=keras.Sequential, **compiling):
         model.compile(**{"optimizer": "sgd", "loss": "mse", **compiling})
         return model
 
-    return km.mirrored_model(build_fn, devices=2)
+    return mirrored_model(build_fn, devices=2)
 
 
 def train(model, x, y, **arguments):
@@ -134,7 +137,7 @@ def test_a_model_made_in_another_thread(build_fn):
         return made[0]
 
     with pytest.warns(MirrorWarning) as seen:
-        report = km.audit(km.mirrored_model(build_in_thread, devices=2))
+        report = km.audit(mirrored_model(build_in_thread, devices=2))
     assert any(str(w.message).startswith("KM101 mirrored_model: 4 of the model's 4 weights") for w in seen)
     found = [finding for finding in report.findings if finding.code == "KM109"]
     assert len(found) >= 4 and all(finding.severity == "error" for finding in found)
@@ -170,9 +173,9 @@ def test_eager_runs_and_local_batch_normalization_are_notes():
         model.compile("sgd", "mse", run_eagerly=True)
         return model
 
-    assert codes(km.audit(km.mirrored_model(build_fn, devices=2, batch_norm="local"))) == [("KM113", "note"), ("KM114", "note")]
-    assert codes(km.audit(km.mirrored_model(build_fn, devices=2))) == [("KM113", "note")]
-    assert not km.audit(km.mirrored_model(lambda: build_plain(), devices=2, batch_norm="local")).findings
+    assert codes(km.audit(mirrored_model(build_fn, devices=2, batch_norm="local"))) == [("KM113", "note"), ("KM114", "note")]
+    assert codes(km.audit(mirrored_model(build_fn, devices=2))) == [("KM113", "note")]
+    assert not km.audit(mirrored_model(lambda: build_plain(), devices=2, batch_norm="local")).findings
 
 
 def build_plain():
@@ -230,9 +233,9 @@ def test_a_mean_over_own_rows_is_told_by_its_line():
 
 
 def test_a_mean_in_a_step_function_too():
-    model = km.mirrored_model(build_plain, devices=2, step=local_step)
+    model = mirrored_model(build_plain, devices=2, step=local_step)
     assert [(f.code, f.path) for f in km.audit(model).findings] == [("KM201", "local_step")]
-    assert not km.audit(km.mirrored_model(build_plain, devices=1, step=local_step)).findings
+    assert not km.audit(mirrored_model(build_plain, devices=1, step=local_step)).findings
 
 
 @pytest.mark.parametrize("cls", [GlobalMean, Watching])
@@ -457,7 +460,7 @@ def test_a_local_mean_of_a_loop_is_said_by_the_name_of_the_step(data, way):
     def my_step(model, batch):
         return LocalMean.train_step(model, batch)
 
-    model = km.mirrored_model(local_mean, devices=2, step=my_step if way == "step" else None)
+    model = mirrored_model(local_mean, devices=2, step=my_step if way == "step" else None)
     name = "my_step" if way == "step" else "LocalMean.train_step"
     with pytest.warns(MirrorWarning, match=f"^KM201 {name} makes its own loss"):
         for batch in model.distribute_strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(data).batch(8)):
@@ -512,7 +515,7 @@ def test_the_functions_that_a_step_calls_tell_it_apart(data):
             model.optimizer.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
             return {"loss": value}
 
-        return km.mirrored_model(build_plain, devices=2, step=step)
+        return mirrored_model(build_plain, devices=2, step=step)
 
     def first():
         return step_with(lambda y, p: tf.reduce_mean(tf.square(y - p)))

@@ -1,11 +1,14 @@
 """Variables that a layer or a step changes by the rows of its replica: found where they are, and right once cured."""
 
+import functools
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_mirror as km
+
+mirrored_model = functools.partial(km.mirrored_model, view="replica")  # what is told of code that has its replica's rows alone
 
 ROWS = 27
 
@@ -16,7 +19,7 @@ def model_with(*layers, cls=keras.Sequential, devices=3, step=None):
         model.compile("sgd", "mse")
         return model
 
-    return build_fn() if devices == 1 else km.mirrored_model(build_fn, devices=devices, step=step)
+    return build_fn() if devices == 1 else mirrored_model(build_fn, devices=devices, step=step)
 
 
 def train(model, data):

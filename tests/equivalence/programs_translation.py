@@ -197,7 +197,7 @@ class GauGAN(keras.Model):
         self.generator = gaugan_generator()
         self.encoder = gaugan_encoder()
         self.sampler = GaussianSampler()
-        self.patch_size, self.combined_model = self.build_combined_generator()
+        self.combined_model = self.build_combined_generator()
         self.disc_loss_tracker = keras.metrics.Mean(name="disc_loss")
         self.gen_loss_tracker = keras.metrics.Mean(name="gen_loss")
         self.feat_loss_tracker = keras.metrics.Mean(name="feat_loss")
@@ -209,11 +209,11 @@ class GauGAN(keras.Model):
 
     def build_combined_generator(self):
         self.discriminator.trainable = False
-        mask, image, latent = keras.Input((8, 8, 3)), keras.Input((8, 8, 1)), keras.Input((LATENT,))
+        mask, latent = keras.Input((8, 8, 3)), keras.Input((LATENT,))
         generated = self.generator([latent, mask])
-        output = self.discriminator([image, generated]) if image.shape == mask.shape else self.discriminator([mask, generated])
+        output = self.discriminator([mask, generated])
         self.discriminator.trainable = True
-        return output[-1].shape[1], keras.Model([latent, mask], [*output, generated])
+        return keras.Model([latent, mask], [*output, generated])
 
     def compile(self, gen_lr=1e-3, disc_lr=4e-3, **kwargs):
         super().compile(**kwargs)
@@ -265,4 +265,84 @@ class GauGAN(keras.Model):
 def gaugan():
     model = GauGAN()
     model.compile()
+    return model
+
+
+# --- style transfer -----------------------------------------------------------------------------
+
+
+def get_mean_std(x, epsilon=1e-5):
+    mean, variance = tf.nn.moments(x, axes=[1, 2], keepdims=True)
+    return mean, tf.sqrt(variance + epsilon)
+
+
+def ada_in(style, content):
+    content_mean, content_std = get_mean_std(content)
+    style_mean, style_std = get_mean_std(style)
+    return style_std * (content - content_mean) / content_std + style_mean
+
+
+class NeuralStyleTransfer(keras.Model):
+    """A frozen encoder, a decoder, losses of the statistics of features."""
+
+    def __init__(self, style_weight=4.0, **kwargs):
+        super().__init__(**kwargs)
+        image = keras.Input((8, 8, 3))
+        first = layers.Conv2D(4, 3, padding="same", activation="relu", name="first")(image)
+        second = layers.Conv2D(6, 3, strides=2, padding="same", activation="relu", name="second")(first)
+        self.encoder = keras.Model(image, second)
+        self.encoder.trainable = False
+        self.loss_net = keras.Model(image, [first, second])
+        self.loss_net.trainable = False
+        self.decoder = keras.Sequential([keras.Input((4, 4, 6)), layers.UpSampling2D(), layers.Conv2D(3, 3, padding="same")])
+        self.style_weight = style_weight
+
+    def compile(self, optimizer, loss_fn):
+        super().compile()
+        self.optimizer = optimizer
+        self.loss_fn = loss_fn
+        self.style_loss_tracker = keras.metrics.Mean(name="style_loss")
+        self.content_loss_tracker = keras.metrics.Mean(name="content_loss")
+        self.total_loss_tracker = keras.metrics.Mean(name="total_loss")
+
+    @property
+    def metrics(self):
+        return [self.style_loss_tracker, self.content_loss_tracker, self.total_loss_tracker]
+
+    def losses_of(self, style, content):
+        t = ada_in(style=self.encoder(style), content=self.encoder(content))
+        reconstructed_image = self.decoder(t)
+        reconstructed_features = self.loss_net(reconstructed_image)
+        loss_content = self.loss_fn(t, reconstructed_features[-1])
+        loss_style = 0.0
+        for inp, out in zip(self.loss_net(style), reconstructed_features):
+            mean_inp, std_inp = get_mean_std(inp)
+            mean_out, std_out = get_mean_std(out)
+            loss_style += self.loss_fn(mean_inp, mean_out) + self.loss_fn(std_inp, std_out)
+        return self.style_weight * loss_style, loss_content
+
+    def tracked(self, loss_style, loss_content, total_loss):
+        self.style_loss_tracker.update_state(loss_style)
+        self.content_loss_tracker.update_state(loss_content)
+        self.total_loss_tracker.update_state(total_loss)
+        return {m.name: m.result() for m in self.metrics}
+
+    def train_step(self, inputs):
+        style, content = inputs
+        with tf.GradientTape() as tape:
+            loss_style, loss_content = self.losses_of(style, content)
+            total_loss = loss_content + loss_style
+        trainable_vars = self.decoder.trainable_variables
+        gradients = tape.gradient(total_loss, trainable_vars)
+        self.optimizer.apply_gradients(zip(gradients, trainable_vars))
+        return self.tracked(loss_style, loss_content, total_loss)
+
+    def test_step(self, inputs):
+        loss_style, loss_content = self.losses_of(*inputs)
+        return self.tracked(loss_style, loss_content, loss_style + loss_content)
+
+
+def adain():
+    model = NeuralStyleTransfer()
+    model.compile(adam(), keras.losses.MeanSquaredError())
     return model

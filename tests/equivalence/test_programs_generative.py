@@ -8,8 +8,10 @@ import pytest
 
 import keras_mirror as km
 from tests.equivalence import programs_generative as gans
+from tests.equivalence import programs_latent as latent
+from tests.equivalence import programs_patches as patches
 from tests.equivalence import programs_translation as translation
-from tests.equivalence.harness import SEED, assert_same, assert_same_models, trained
+from tests.equivalence.harness import SEED, X, assert_same, assert_same_models, trained
 
 
 @dataclasses.dataclass
@@ -30,6 +32,16 @@ PROGRAMS = {
     "gan with adaptive augmentation": Program(gans.gan_with_augmentation, (gans.IMAGES,)),
     "cyclegan": Program(translation.cyclegan, (translation.HORSES, translation.ZEBRAS)),
     "gaugan": Program(translation.gaugan, (translation.MASKS, translation.HORSES)),
+    "adain": Program(translation.adain, (translation.STYLES, translation.COLOURS), validated=True),
+    "zero-dce": Program(patches.zero_dce, (patches.COLOURS,), validated=True),
+    "vae": Program(latent.vae, (gans.IMAGES,)),
+    "cvae": Program(latent.cvae, (gans.IMAGES, gans.ONE_HOT), validated=True),
+    "vq-vae": Program(latent.vq_vae, (gans.IMAGES,)),
+    "ddim": Program(latent.ddim, (gans.IMAGES,), lambda model: model.normalizer.adapt(gans.IMAGES), validated=True),
+    "real nvp": Program(latent.real_nvp, (X,), validated=True),
+    "nerf": Program(patches.nerf, (patches.PICTURES, (patches.RAYS, patches.DEPTHS)), validated=True),
+    "masked images": Program(patches.masked_images, (gans.IMAGES,), validated=True),
+    "i-jepa": Program(patches.i_jepa, (gans.IMAGES,)),
 }
 
 

@@ -5,10 +5,10 @@ import warnings
 import pytest
 
 import keras_mirror as km
-from tests.equivalence import programs_representation, programs_supervision
+from tests.equivalence import programs_attention, programs_representation, programs_supervision
 from tests.equivalence.harness import assert_equal
 
-PROGRAMS = [*programs_representation.PROGRAMS, *programs_supervision.PROGRAMS]
+PROGRAMS = [*programs_representation.PROGRAMS, *programs_supervision.PROGRAMS, *programs_attention.PROGRAMS]
 
 
 def never_warning(build):
@@ -25,4 +25,4 @@ def never_warning(build):
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_program(program, replicas, rows, batch):
     build, use = program(rows, batch)
-    assert_equal(never_warning(build), use, replicas, traced=program in programs_supervision.TRACED)
+    assert_equal(never_warning(build), use, replicas, traced=program is programs_attention.semantic_clustering)
