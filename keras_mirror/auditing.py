@@ -154,6 +154,9 @@ class _Look:
         self._gradient_shapes = {tuple(v.shape) for v in model.trainable_variables if len(v.shape)}
         self._trained = {id(internals.container_of(v)) for v in model.trainable_variables}
         self._captured = {id(internals.container_of(v)) for v in captured}
+        engine = engine_of(model)
+        self._sees_whole = engine is not None and engine.sees_whole  # then only loops of the user's have a replica's rows alone
+        self._in_loops = {id(internals.container_of(v)) for v in getattr(strategy, "captured", ())}
         self._flow = follow(model, strategy)
 
     def at_held_variables(self):
@@ -183,8 +186,8 @@ class _Look:
         if self._is_outside(value):
             return _OTHER_THREAD if self._is_from_another_thread(value) else _OUTSIDE[kind]
         if kind == "metric":
-            return _LOCAL_METRIC if self._many and not _is_summed_when_read(value) else None
-        if not self._many or kind not in ("layer", "step"):
+            return _LOCAL_METRIC if self._has_parts(value) and not _is_summed_when_read(value) else None
+        if not self._has_parts(value) or kind not in ("layer", "step"):
             return None
         changed = self._fault_of_changed(value)
         if changed or _is_summed_when_read(value):
@@ -194,8 +197,12 @@ class _Look:
             return _LOCAL_STEP
         return _SUMMED if self._is_summed_gradient(value) else None
 
+    def _has_parts(self, value):
+        """Whether code of the user's own changes the variable with one of several replicas' rows."""
+        return self._many and (not self._sees_whole or id(value) in self._in_loops)
+
     def _fault_of_captured(self, value):
-        if not self._many:
+        if not self._has_parts(value):
             return None
         changed = self._fault_of_changed(value)
         if changed or _is_summed_when_read(value):

@@ -119,7 +119,8 @@ class RowsApart:
             if together.shape[:1] != (self._ROWS,):
                 return False
             alone = [
-                traced(*tf.nest.pack_sequence_as(specs, [each[row : row + 1] for each in given])).numpy() for row in range(self._ROWS)
+                traced(*tf.nest.pack_sequence_as(specs, [each[row : row + 1] for each in given])).numpy()
+                for row in range(self._ROWS)
             ]
         except Exception:
             return None

@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals, steps
-from keras_mirror.counts_outside import counts_in
 from keras_mirror.distribution import NO_ROWS, ReplicaDataset
 from keras_mirror.empty_parts import operations_of, run_on_a_row
 from keras_mirror.errors import warn_once
@@ -26,11 +25,11 @@ from keras_mirror.pacing import with_pace
 from keras_mirror.progress import arrange
 from keras_mirror.randomness import draw_differently, generators_of
 from keras_mirror.rebuilding import rebuild_in_scope
+from keras_mirror.replica_steps import ReplicaSteps
 from keras_mirror.rows import RowCounter
 from keras_mirror.shares import LossShares
 from keras_mirror.stateful_layers import refuse_stateful
 from keras_mirror.timing import Timers
-from keras_mirror.view_steps import run_step_on_whole, sees_a_part
 
 _ENGINE = "_keras_mirror_engine"
 
@@ -40,7 +39,7 @@ def engine_of(model):
     return getattr(model, _ENGINE, None)
 
 
-class Engine:
+class Engine(ReplicaSteps):
     """What makes one model train on all replicas; `install` puts its methods onto the model.
 
     The methods of the same name shadow those of the model's class on this one object. The class,
@@ -87,6 +86,7 @@ class Engine:
         self.data_listener = None
         self.resumed_logs = {}
         self._prepared = {}
+        self._tried_to_build = False
 
     def install(self):
         """Puts the methods onto the model."""
@@ -142,7 +142,7 @@ class Engine:
         with self.strategy.scope():
             self._rebuild_optimizers()
             optimizer = self.model.optimizer
-            if optimizer is not None and not optimizer.built and self._is_built():
+            if optimizer is not None and not optimizer.built and self._is_built() and not self._has_own_step():
                 with explaining_strangers(self.model, self.strategy):
                     optimizer.build(self.model.trainable_variables)
         self.prepare()
@@ -219,7 +219,7 @@ class Engine:
             dataset = internals.dataset_of(iterator)
             data_batch = dataset.global_spec if isinstance(dataset, ReplicaDataset) else dataset.element_spec
         batch = keras.tree.map_structure(_symbolic, data_batch)
-        own_step = self.step is not None or not self._has_default("train_step")
+        own_step = self._has_own_step()
         targets = not own_step or keras.utils.unpack_x_y_sample_weight(batch)[1] is not None  # an autoencoder's step knows them
         with self.strategy.scope():
             with explaining_strangers(self.model, self.strategy):
@@ -231,11 +231,12 @@ class Engine:
         if not own_step:
             internals.symbolic_build(self.model, batch, targets)
             return
+        self._tried_to_build = True
         with contextlib.suppress(Exception):  # adversarial pairs need not be callable, nor need what is called take such a batch
-            internals.symbolic_build(self.model, batch, targets, optimizer=False)
-        optimizer = self.model.optimizer
-        if optimizer is not None and not optimizer.built and self._is_built():
-            optimizer.build(self.model.trainable_variables)
+            internals.symbolic_build(self.model, batch, targets, optimizer=False)  # the step knows what its optimizers update
+
+    def _has_own_step(self):
+        return self.step is not None or not self._has_default("train_step")
 
     def build_from(self, batch):
         """Builds from a batch, distributed or not, what is not built yet."""
@@ -245,7 +246,7 @@ class Engine:
 
     def _build_on_replica(self, data):
         """Builds in the middle of a loop of the user's own, where no `fit` has built before."""
-        if not internals.is_built(self.model) and self.step is None:
+        if not internals.is_built(self.model) and self.step is None and not self._tried_to_build:
             tf.distribute.get_replica_context().merge_call(lambda strategy, data: self._build_outside(data), (data,))
 
     def _build_outside(self, data):
@@ -253,69 +254,6 @@ class Engine:
             self.build_from(data)
 
     # --- running ----------------------------------------------------------------------------
-
-    @tf.autograph.experimental.do_not_convert
-    def train_step(self, data):
-        """The step that `fit`, `TrainingLoop` and `strategy.run(model.train_step, ...)` run on a replica."""
-        self._build_on_replica(data)
-        if self.shows_whole("train_step") and sees_a_part():
-            return self._run_on_whole("train_step", data)
-        return self._train_step_on(data)
-
-    def _train_step_on(self, data):
-        if self.step is not None:
-            return self._own_steps["step"](self.model, data)
-        if not self._has_default("train_step"):
-            return self._own_steps["train_step"](self.model, data)
-        return steps.default_train_step(self.model, data) or self.model.get_metrics_result()
-
-    def _test_step_on(self, data):
-        if not self._has_default("test_step"):
-            return self._own_steps["test_step"](self.model, data)
-        return steps.default_test_step(self.model, data) or self.model.get_metrics_result()
-
-    def shows_whole(self, method):
-        """Whether a step runs code of the user's own, which sees the whole batch."""
-        default = self._has_default(method) and (self.step is None or method == "test_step")
-        return self.sees_whole and not (default and self._has_default("compute_loss") and self._has_default("compute_metrics"))
-
-    def _run_on_whole(self, method, data):
-        step = self._train_step_on if method == "train_step" else self._test_step_on
-        self._warn_of_counts_from_outside(method)
-        return run_step_on_whole(step, data, self._metrics, self._prepare_layer)
-
-    def _warn_of_counts_from_outside(self, method):
-        """Warns once of a number of replicas that the step has from outside, where it is not 1."""
-        for function in (self.function_of_step(method), type(self.model).compute_loss, type(self.model).call):
-            for name, count in counts_in(function, self.model):
-                warn_once(
-                    ("count from outside", id(self), method, name),
-                    f"{self.name_of_step(method)} uses {name}, the number of replicas ({int(count)}) that was read at {count.place}. "
-                    "The step sees the whole batch and one replica, so a loss that is divided by it is too small: read "
-                    "strategy.num_replicas_in_sync within the step, where it is 1, or leave the division out, or pass "
-                    'view="replica" to mirrored_model.',
-                    code="KM210",
-                )
-
-    def _metrics(self):
-        """Every metric that a step may update: those of the model and others that it holds."""
-        return [*self.model.metrics, *(metric for _, metric, _ in held(self.model, keras.metrics.Metric))]
-
-    @tf.autograph.experimental.do_not_convert
-    def test_step(self, data):
-        """The step that `evaluate` runs on a replica."""
-        self._build_on_replica(data)
-        if self.shows_whole("test_step") and sees_a_part():
-            return self._run_on_whole("test_step", data)
-        return self._test_step_on(data)
-
-    @tf.autograph.experimental.do_not_convert
-    def predict_step(self, data):
-        """The step that `predict` runs on a replica."""
-        return steps.check_predictions(self.name_of_step("predict_step"), type(self.model).predict_step(self.model, data))
-
-    def _has_default(self, name):
-        return getattr(type(self.model), name) is getattr(keras.Model, name)
 
     def make_train_function(self, force=False):
         """What `fit` calls for every batch."""

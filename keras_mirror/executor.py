@@ -240,7 +240,9 @@ def own_metric_names(model):
 
 def values_of(logs):
     """The logs as they are now: a metric may return one of its variables as its result, which the next epoch changes."""
-    return tf.nest.map_structure(lambda log: tf.convert_to_tensor(log) if isinstance(log, (keras.Variable, tf.Variable)) else log, logs)
+    return tf.nest.map_structure(
+        lambda log: tf.convert_to_tensor(log) if isinstance(log, (keras.Variable, tf.Variable)) else log, logs
+    )
 
 
 def _share(part, value):

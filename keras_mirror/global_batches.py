@@ -8,13 +8,13 @@ import weakref
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.counts_outside import ReplicaCount
 from keras_mirror.clearing import explaining_clear_session
+from keras_mirror.counts_outside import ReplicaCount
 from keras_mirror.distribution import ReplicaDataset, one_after_another, per_replica_spec, regroup, split, split_dataset
 from keras_mirror.errors import warn_once
 from keras_mirror.places import is_library
 from keras_mirror.provenance import recording_creator
-from keras_mirror.rows import Part, RowCounter, current_part, rows_per_replica, working_on
+from keras_mirror.rows import Part, RowCounter, current_part, lengths_may_differ, rows_per_replica, sum_rows, working_on
 from keras_mirror.shared_seeds import sharing_seeds
 from keras_mirror.user_code import code_of
 
@@ -326,8 +326,8 @@ class GlobalBatchStrategy:
         return self._reduce_parts(reduce_op, leaf, parts, axis, mean)
 
     def _reduce_parts(self, reduce_op, leaf, parts, axis, mean):
-        if axis is None and _lengths_may_differ(parts):
-            return _sum_rows(parts, mean)
+        if axis is None and lengths_may_differ(parts):
+            return sum_rows(parts, mean)
         return super().reduce(reduce_op, leaf, axis)
 
 
@@ -382,24 +382,3 @@ def _create(next_creator, **kwargs):
     if first_only and kwargs.get("name") in ("iteration", "learning_rate"):
         kwargs["aggregation"] = tf.VariableAggregation.NONE
     return recording_creator(next_creator, **kwargs)
-
-
-def _lengths_may_differ(parts):
-    if not all(isinstance(part, tf.Tensor) and part.shape.rank for part in parts):
-        return False
-    lengths = {part.shape[0] for part in parts}
-    return None in lengths or len(lengths) > 1
-
-
-def _sum_rows(parts, mean):
-    lengths = [tf.shape(part)[0] for part in parts]
-    longest = tf.reduce_max(tf.stack(lengths))
-
-    def padded(part, length):
-        return tf.pad(part, [[0, longest - length]] + [[0, 0]] * (part.shape.rank - 1))
-
-    total = tf.add_n([padded(part, length) for part, length in zip(parts, lengths)])
-    if not mean:
-        return total
-    having = tf.add_n([tf.cast(tf.range(longest) < length, total.dtype) for length in lengths])
-    return total / tf.reshape(having, [-1] + [1] * (total.shape.rank - 1))

@@ -193,7 +193,9 @@ def _record(tape, variables, gradients):
     replicas = current_view().replicas if of_all else 1
     for variable, gradient in zip(variables, gradients):
         if gradient is not None and isinstance(variable, (keras.Variable, tf.Variable)):
-            tape[_free(tape, getattr(variable, "path", None) or variable.name.split(":")[0])] = tf.convert_to_tensor(gradient) / replicas
+            tape[_free(tape, getattr(variable, "path", None) or variable.name.split(":")[0])] = (
+                tf.convert_to_tensor(gradient) / replicas
+            )
 
 
 def _free(names, name):

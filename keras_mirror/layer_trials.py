@@ -97,6 +97,8 @@ def _is_alike(traced, specs, draw):
         rows = tf.concat([each[index] for each in alone], 0)
         if output.dtype.is_floating and not (np.isfinite(output).all() and np.isfinite(rows).all()):
             return None
-        if rows.shape != output.shape or not np.allclose(tf.cast(output, tf.float64), tf.cast(rows, tf.float64), rtol=1e-3, atol=1e-5):
+        if rows.shape != output.shape or not np.allclose(
+            tf.cast(output, tf.float64), tf.cast(rows, tf.float64), rtol=1e-3, atol=1e-5
+        ):
             return False
     return True

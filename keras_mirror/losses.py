@@ -154,6 +154,8 @@ class GlobalLoss(keras.losses.Loss):
         if part is None or part.alone:
             return self.wrapped(y_true, y_pred, sample_weight)
         part.marks.add("global loss")
+        if part.strategy.num_replicas_in_sync == 1:
+            return mark_as_share(self.wrapped(y_true, y_pred, sample_weight))
         if self._sees_whole and sees_a_part() and not self._is_by_row(y_true, y_pred):
             return mark_as_share(loss_of_whole(self.wrapped, y_true, y_pred, sample_weight))
         if may_be_empty() and internals.mask_of(y_pred) is None:

@@ -7,10 +7,11 @@ import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.empty_parts import is_own
-from keras_mirror.losses import mark_as_share
 from keras_mirror.layer_trials import KEEPS, MIXES, how_it_goes, is_trying
+from keras_mirror.losses import mark_as_share
 from keras_mirror.row_needs import is_looking
 from keras_mirror.rows import current_part
+from keras_mirror.view_splits import mixes_in_functions
 from keras_mirror.view_steps import counted_once, gathered_structure, sees_a_part, viewing_the_whole
 
 
@@ -20,10 +21,10 @@ def show_whole(layer, prepare):
     Gradients come out right as they are: what goes in is gathered, what comes out is cut, and each is the other's gradient.
 
     Args:
-        layer: A Keras layer, changed in place if the user wrote what it does.
+        layer: A Keras layer, changed in place if the user wrote what it does, or functions between its layers.
         prepare: Called with each layer that runs on the replica's own rows.
     """
-    if not isinstance(layer, keras.Layer) or not is_own(layer):
+    if not isinstance(layer, keras.Layer) or not (is_own(layer) or mixes_in_functions(layer)):
         return
     own = layer.call
 
@@ -54,5 +55,7 @@ def _needs_all(layer, args, kwargs):
     """Whether it is known to mix rows, to add a loss, or to change a variable, and every replica can do so alike."""
     if not all(each.built for each in internals.layers_of(layer)):
         return False
-    counts = [v for each in internals.layers_of(layer) for v in internals.own_variables(each) if internals.is_read_together(v.value)]
+    counts = [
+        v for each in internals.layers_of(layer) for v in internals.own_variables(each) if internals.is_read_together(v.value)
+    ]
     return not counts and how_it_goes(layer, current_part().strategy, args, kwargs) in (MIXES, KEEPS)

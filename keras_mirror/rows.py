@@ -193,6 +193,29 @@ def rows_per_replica(strategy, structure):
     return None
 
 
+def lengths_may_differ(parts):
+    """Whether the replicas' tensors may have another first dimension each."""
+    if not all(isinstance(part, tf.Tensor) and part.shape.rank for part in parts):
+        return False
+    lengths = {part.shape[0] for part in parts}
+    return None in lengths or len(lengths) > 1
+
+
+def sum_rows(parts, mean):
+    """The sum, or the mean, of tensors row by row, over those that have the row."""
+    lengths = [tf.shape(part)[0] for part in parts]
+    longest = tf.reduce_max(tf.stack(lengths))
+
+    def padded(part, length):
+        return tf.pad(part, [[0, longest - length]] + [[0, 0]] * (part.shape.rank - 1))
+
+    total = tf.add_n([padded(part, length) for part, length in zip(parts, lengths)])
+    if not mean:
+        return total
+    having = tf.add_n([tf.cast(tf.range(longest) < length, total.dtype) for length in lengths])
+    return total / tf.reshape(having, [-1] + [1] * (total.shape.rank - 1))
+
+
 # --- what a step, running on one replica, knows about its part ---------------------------------
 
 

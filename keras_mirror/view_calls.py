@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_mirror import internals
 from keras_mirror.inlining import inlined
-from keras_mirror.layer_trials import BY_ROW, how_it_goes, is_trying
 from keras_mirror.layer_losses import adds_up_over_rows, has_entries_of_rows
+from keras_mirror.layer_trials import BY_ROW, how_it_goes, is_trying
 from keras_mirror.rows import rows_of
 from keras_mirror.view_splits import splits_by_rows
 from keras_mirror.whole_view import current_view
@@ -82,7 +82,7 @@ def _call_layer(view, original, layer, *args, **kwargs):
         return original(layer, *args, **kwargs)
     leaves = _leaves_with_rows((args, kwargs))
     if not leaves:
-        return original(layer, *args, **kwargs)
+        return _with_gradient_once(view, layer, (args, kwargs), original(layer, *args, **kwargs))
     mine = {id(leaf): _with_mask_of(leaf, view.own(leaf), view.own) for leaf in leaves}
     args, kwargs = _mapped(lambda leaf: mine.get(id(leaf), leaf), (args, kwargs))
     rows, global_rows = rows_of(mine[id(leaves[0])]), rows_of(leaves[0])
@@ -114,8 +114,29 @@ def _build(view, layer, args, kwargs):
         for each in internals.layers_of(layer):
             view.prepare(each)
 
-    symbolic_args, symbolic_kwargs = _mapped(lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)), (args, kwargs))
+    symbolic_args, symbolic_kwargs = _mapped(
+        lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)), (args, kwargs)
+    )
     view.merged(build)
+
+
+def _with_gradient_once(view, layer, given, outputs):
+    """What every replica made of numbers that are no rows, such as embedded positions, with its gradient on the first alone.
+
+    The mean over replicas would be the same; but of sparse gradients there would be as many entries for one as there
+    are replicas, which Adam, which squares each by itself, tells from one.
+    """
+    if any(_is_tensor(leaf) and leaf.dtype.is_floating for leaf in keras.tree.flatten(given)):
+        return outputs
+    for variable in layer.trainable_variables:
+        view.read_on_own_rows[id(variable.handle)] = variable
+
+    @tf.custom_gradient
+    def once(output):
+        return tf.identity(output), lambda up: up * view.replicas if view.is_first else tf.zeros_like(up)
+
+    return _mapped(lambda leaf: once(leaf) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating else leaf, outputs)
+
 
 def _mapped(function, structure):
     return keras.tree.map_structure(lambda leaf: function(leaf) if _is_tensor(leaf) else leaf, structure)

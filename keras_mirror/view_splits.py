@@ -11,8 +11,9 @@ _LIBRARIES = {"keras", "keras_hub", "keras_cv", "keras_nlp"}
 
 # Functions of `keras.ops` in functional models that have a number for each entry, of the arguments' entries of the same place.
 _BY_ENTRY = frozenset(
-    "Abs Absolute Add Arctan Arcsin Arccos Ceil Clip Cast Cos Cosh Divide Elu Erf Exp Expm1 Floor Gelu Greater GreaterEqual HardSigmoid "
-    "HardSilu HardSwish HardTanh IsFinite IsInf IsNan LeakyRelu Less LessEqual Log Log10 Log1p Log2 LogSigmoid LogicalAnd "
+    "Abs Absolute Add Arctan Arcsin Arccos Ceil Clip Cast Cos Cosh Divide Elu Erf Exp Expm1 Floor Gelu Greater GreaterEqual "
+    "HardSigmoid HardSilu HardSwish HardTanh IsFinite IsInf IsNan LeakyRelu Less LessEqual Log Log10 Log1p Log2 LogSigmoid "
+    "LogicalAnd "
     "LogicalNot LogicalOr Maximum Minimum Mod Multiply Negative NotEqual Equal Power Reciprocal Relu Relu6 Round Rsqrt Selu "
     "Sigmoid Sign Silu Sin Sinh Softplus Softsign Sqrt Square Subtract Swish Tan Tanh TanhShrink TrueDivide Where ZerosLike "
     "OnesLike".split()
@@ -30,13 +31,20 @@ def splits_by_rows(layer):
 
 def _is_of_a_library(layer):
     axes = getattr(layer, "axis", None)
-    if isinstance(layer, (keras.layers.Lambda, keras.layers.TFSMLayer)) or 0 in (axes if isinstance(axes, (list, tuple)) else [axes]):
+    if isinstance(layer, (keras.layers.Lambda, keras.layers.TFSMLayer)) or 0 in (
+        axes if isinstance(axes, (list, tuple)) else [axes]
+    ):
         return False
     return all(_is_from_a_library(getattr(type(layer), name)) for name in ("call", "__call__", "build"))
 
 
 def _is_from_a_library(method):
     return (getattr(method, "__module__", None) or "").split(".")[0] in _LIBRARIES | {"keras_mirror"}
+
+
+def mixes_in_functions(model):
+    """Whether functions between the layers of a functional model may mix rows."""
+    return not _has_safe_operations(model)
 
 
 def _has_safe_operations(model):

@@ -6,7 +6,6 @@ import keras
 import tensorflow as tf
 
 from keras_mirror import internals
-from keras_mirror.random_states import host_state, set_host_state
 from keras_mirror.rows import current_part
 from keras_mirror.view_calls import whole_batch_calls
 from keras_mirror.whole_view import SUM, View
@@ -19,23 +18,24 @@ def sees_a_part():
 
 
 @contextlib.contextmanager
-def viewing_the_whole(prepare=lambda layer: None):
+def viewing_the_whole(prepare=lambda layer: None, layers=()):
     """While entered, this replica's thread stands for one device with the whole batch.
 
     Args:
         prepare: Called with each layer that will run on the replica's own rows.
+        layers: The layers whose `trainable` the code may change.
 
     Yields:
         `(view, part)`: the `View`, and the `Part` of the whole batch.
     """
     strategy, part = current_part().strategy, current_part()
-    view, number = View(tf.distribute.get_replica_context(), part, prepare), len(part.views)
+    view, number = View(tf.distribute.get_replica_context(), part, prepare, layers), len(part.views)
     part.views.append(view)
     if part.replica == strategy.replica_ids[0]:  # which gets here before the others
-        strategy.begun_views = [*strategy.begun_views[:number], (view.drawn, host_state())]
+        strategy.begun_views = [*strategy.begun_views[:number], (view.drawn, view.host_state())]
     else:
         view.drawn, state = strategy.begun_views[number]
-        set_host_state(state)
+        view.set_host_state(state)
     with whole_batch_calls(), view.open() as whole:
         yield view, whole
 
@@ -54,7 +54,7 @@ def gathered_structure(view, structure):
     return keras.tree.map_structure(whole, structure)
 
 
-def run_step_on_whole(step, data, metrics, prepare):
+def run_step_on_whole(step, data, metrics, prepare, layers):
     """What `step(data)` logs for the whole batch; the first replica's logs, and zeros on the others, so that the sum is theirs.
 
     Args:
@@ -62,9 +62,10 @@ def run_step_on_whole(step, data, metrics, prepare):
         data: This replica's rows.
         metrics: Function that returns the metrics that the step may update.
         prepare: Called with each layer that will run on the replica's own rows.
+        layers: The layers whose `trainable` the step may change.
     """
     part = current_part()
-    with viewing_the_whole(prepare) as (view, whole):
+    with viewing_the_whole(prepare, layers) as (view, whole):
         with counted_once(view, metrics, read=True):
             logs = step(gathered_structure(view, data)) or {}
         logs = keras.tree.map_structure(lambda value: _only_from_the_first(view, value), logs)

@@ -56,6 +56,7 @@ class View:
         context: The replica's own `tf.distribute.ReplicaContext`.
         part: The replica's own `Part`.
         prepare: `prepare(layer)`, called with each layer that runs on the replica's own rows.
+        layers: The layers whose `trainable` the code may change.
         inside: Whether the thread runs on its own rows just now, in a layer.
         graph: The graph in which replicas can meet, or None in eager execution.
         replicas: int, number of replicas.
@@ -64,6 +65,7 @@ class View:
     context: tf.distribute.ReplicaContext
     part: Part
     prepare: object
+    layers: list = ()
     inside: bool = False
     graph: object = dataclasses.field(default_factory=internals.current_graph)
     replicas: int = dataclasses.field(init=False)
@@ -121,13 +123,22 @@ class View:
     def merged(self, function, *values, **keywords):
         """`function(strategy, *values)` for the values of all replicas.
 
-        The replicas take turns, and draw from Python's and NumPy's random numbers as if each were alone.
+        The replicas take turns, each as if it were alone: see `host_state`.
         """
-        state = host_state()
+        state = self.host_state()
         with self.on_own_rows():
             result = self.context.merge_call(function, values, keywords)
-        set_host_state(state)
+        self.set_host_state(state)
         return result
+
+    def host_state(self):
+        """What a step changes in Python, of which there is one for all replicas: random numbers, which layers are trained."""
+        return host_state(), internals.trainable_flags(self.layers)
+
+    def set_host_state(self, state):
+        """Sets what `host_state` returned."""
+        set_host_state(state[0])
+        internals.set_trainable_flags(state[1])
 
     def reduced(self, reduce_op, values):
         """A list of tensors or `tf.IndexedSlices`, each reduced over all replicas; without a gradient."""

@@ -551,3 +551,97 @@ def test_set_initial_epoch(data, build_fn):
     internals.set_initial_epoch(model, 2)
     assert internals.restored_epoch(model) == 2
     assert model.fit(*data, epochs=3, verbose=0).epoch == [2]
+
+
+# --- what code sees that has the whole batch; delete all of it once a strategy of TensorFlow's has a global view -----------------
+
+
+def test_merging_updates_takes_local_updates_back():
+    extended = km.MirroredStrategy(2).extended
+    with internals.local_updates(extended):
+        assert not extended._use_merge_call()
+        with internals.merging_updates(extended):
+            assert extended._use_merge_call()
+        assert not extended._use_merge_call()
+
+
+def test_regrouped_hands_out_a_part_each():
+    strategy = km.MirroredStrategy(2)
+    parts = internals.regrouped([tf.constant(1), tf.constant(2)])
+    assert [int(part) for part in strategy.experimental_local_results(parts)] == [1, 2]
+
+
+def test_random_operations_ask_for_their_seeds_where_they_are_said_to(monkeypatch):
+    module, name = internals.seeds_of_operations()
+    monkeypatch.setattr(module, name, lambda seed: (3, 4))
+    drawn = [tf.function(lambda: tf.random.normal([3]))().numpy() for _ in range(2)]
+    assert (drawn[0] == drawn[1]).all()  # each a new operation, whose stream begins with these seeds
+    one, other = internals.seeds_by_chance(), internals.seeds_by_chance()
+    assert one != other and 0 not in (*one, *other)
+
+
+def test_tf_functions_are_called_through_their_class():
+    assert "__call__" in vars(internals.class_of_tf_functions())
+    assert isinstance(tf.function(lambda: 1), internals.class_of_tf_functions())
+
+
+def test_the_python_function_of_a_method_keeps_its_object():
+    class Holder:
+        two = 2
+
+        @tf.function
+        def doubled(self, x):
+            return self.two * x
+
+    holder = Holder()  # which TensorFlow binds weakly
+    assert internals.python_function_of(holder.doubled)(3) == 6
+
+
+def test_every_read_of_a_variable_goes_through_its_class(monkeypatch):
+    reads = []
+    for holder, name in internals.reads_of_variables():
+        original = getattr(holder, name)
+        monkeypatch.setattr(
+            holder,
+            name,
+            lambda self, *args, original=original, name=name, **kw: (reads.append(name), original(self, *args, **kw))[1],
+        )
+    variable = tf.Variable([[1.0], [2.0]])
+    tf.identity(variable), variable.read_value(), variable.sparse_read([1])
+    assert reads == ["_read_variable_op", "_read_variable_op", "sparse_read"]
+
+
+def test_definitions_of_operations():
+    assert internals.definition_of_operation("AssignVariableOp").is_stateful
+    assert not internals.definition_of_operation("MatMul").is_stateful
+    assert internals.definition_of_operation("__inference_step_17") is None
+
+
+def test_metrics_and_training_of_layers():
+    class Watching(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.watched = keras.metrics.Mean()
+
+        def call(self, x, training=False):
+            return x
+
+    watching = Watching()
+    assert internals.metrics_of(watching) == [watching.watched]
+    assert internals.takes_training(watching) and not internals.takes_training(keras.layers.InputLayer((1,)))
+
+
+def test_function_of_metric():
+    def error(y_true, y_pred):
+        return y_true - y_pred
+
+    assert internals.function_of_metric(keras.metrics.MeanMetricWrapper(error)) is error
+
+
+def test_trainable_flags():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    before = internals.trainable_flags(internals.layers_of(model))
+    model.trainable = False
+    assert not model.trainable_variables
+    internals.set_trainable_flags(before)
+    assert len(model.trainable_variables) == 2

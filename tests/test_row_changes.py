@@ -1,6 +1,7 @@
 """Variables that a layer or a step changes by the rows of its replica: found where they are, and right once cured."""
 
 import functools
+
 import keras
 import numpy as np
 import pytest

@@ -101,6 +101,22 @@ def call_with_training(model, inputs, training):
     return model(inputs, training=training) if model._call_has_training_arg else model(inputs)
 
 
+def trainable_flags(layers):
+    """`(holder, flag)` of layers and the variables that they hold themselves: whether they are trained."""
+    flags = []
+    for layer in layers:
+        flags.append((layer, layer._trainable))
+        flags += [(variable, variable._trainable) for variable in layer._trainable_variables]
+    return flags
+
+
+def set_trainable_flags(flags):
+    """Sets what `trainable_flags` returned; Keras' own setter would change all that is in a layer."""
+    for holder, flag in flags:
+        if holder._trainable != flag:
+            set_attribute(holder, "_trainable", flag)
+
+
 def metrics_of(layer):
     """The metrics that a layer holds itself."""
     return list(layer._metrics)

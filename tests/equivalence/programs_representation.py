@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.equivalence.harness import LABELS, TOKENS, XV, X, fit
+from tests.equivalence.harness import LABELS, XV, X, fit
 
 FLIPPED = X[:, ::-1].copy()
 
@@ -377,63 +377,4 @@ def siamese(rows, batch):
     return build, fit(zipped(*triplets, batch=batch), validation_data=zipped(XV, XV * 0.5, XV[::-1].copy(), batch=4))
 
 
-# --- dual encoder -------------------------------------------------------------------------------
-
-
-class DualEncoder(keras.Model):
-    """Texts and images find each other in the batch; soft targets come from both towers."""
-
-    def __init__(self, text_encoder, image_encoder, temperature=0.5):
-        super().__init__()
-        self.text_encoder, self.image_encoder, self.temperature = text_encoder, image_encoder, temperature
-        self.loss_tracker = keras.metrics.Mean(name="loss")
-
-    @property
-    def metrics(self):
-        return [self.loss_tracker]
-
-    def call(self, features, training=False):
-        texts = self.text_encoder(features["caption"], training=training)
-        return texts, self.image_encoder(features["image"], training=training)
-
-    def compute_loss(self, texts, images):
-        logits = tf.matmul(texts, images, transpose_b=True) / self.temperature
-        alike = tf.matmul(images, images, transpose_b=True) + tf.matmul(texts, texts, transpose_b=True)
-        targets = keras.activations.softmax(alike / (2 * self.temperature))
-        of_texts = keras.losses.categorical_crossentropy(targets, logits, from_logits=True)
-        of_images = keras.losses.categorical_crossentropy(tf.transpose(targets), tf.transpose(logits), from_logits=True)
-        return (of_texts + of_images) / 2
-
-    def train_step(self, features):
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(*self(features, training=True))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
-        self.loss_tracker.update_state(loss)
-        return {"loss": self.loss_tracker.result()}
-
-    def test_step(self, features):
-        self.loss_tracker.update_state(self.compute_loss(*self(features, training=False)))
-        return {"loss": self.loss_tracker.result()}
-
-
-def projected(x, width=4):
-    """A residual projection, as on top of each tower."""
-    x = layers.Dense(width)(x)
-    return layers.LayerNormalization()(layers.Add()([x, layers.Dense(width)(layers.Activation("gelu")(x))]))
-
-
-def dual_encoder(rows, batch):
-    def build():
-        words, image = keras.Input((5,), dtype="int32"), keras.Input((6,))
-        text = keras.Model(words, projected(layers.LSTM(4, unroll=True)(layers.Embedding(9, 4, mask_zero=True)(words))))
-        model = DualEncoder(text, keras.Model(image, projected(image)))
-        model.compile(keras.optimizers.AdamW(0.005, weight_decay=0.01))
-        return model
-
-    data = tf.data.Dataset.from_tensor_slices({"caption": TOKENS[:rows], "image": X[:rows]}).batch(batch)
-    check = tf.data.Dataset.from_tensor_slices({"caption": TOKENS[:11], "image": XV}).batch(4)
-    return build, fit(data, validation_data=check)
-
-
-PROGRAMS = [barlow_twins, simsiam, simclr, nnclr, supervised_contrastive, metric_learning, siamese, dual_encoder]
+PROGRAMS = [barlow_twins, simsiam, simclr, nnclr, supervised_contrastive, metric_learning, siamese]
