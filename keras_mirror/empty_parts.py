@@ -42,7 +42,7 @@ _standing_in = contextvars.ContextVar("keras_mirror_standing_in", default=False)
 def may_be_empty():
     """Whether the running step works on a part that may have no rows."""
     part = current_part()
-    return part is not None and not (isinstance(part.rows, int) and part.rows > 0)
+    return part is not None and not part.alone and not (isinstance(part.rows, int) and part.rows > 0)
 
 
 def with_a_row(tensor):

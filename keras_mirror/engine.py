@@ -182,11 +182,11 @@ class Engine(ReplicaSteps):
             keep_losses_apart(layer)
             make_weights_in(self.strategy, layer)
             run_inlined(layer)
-            if self.sees_whole:
-                show_whole(layer, self._prepare_layer)
             normalize_globally(layer, self.batch_norm)
             for each in (layer, *operations_of(layer)):
                 run_on_a_row(each)
+            if self.sees_whole:  # last, as the row that stands in for none is none of the whole batch's
+                show_whole(layer, self._prepare_layer)
 
     def _is_prepared(self, layer):
         known = id(layer) in self._prepared

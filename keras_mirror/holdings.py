@@ -27,6 +27,17 @@ def models_of(model):
             yield f"{name}{f' ({taken[name]})' if taken[name] > 1 else ''}.", each
 
 
+def _holders_of(model):
+    """`(prefix, holder)` for the models of `models_of`, and then for layers of the user's own, named likewise."""
+    yield from models_of(model)
+    taken = {}
+    for each in internals.layers_of(model):
+        if not isinstance(each, keras.Model) and not type(each).__module__.startswith("keras."):
+            name = without_numbers(each.name)
+            taken[name] = taken.get(name, 0) + 1
+            yield f"layer {name}{f' ({taken[name]})' if taken[name] > 1 else ''}.", each
+
+
 def without_numbers(path):
     """`path` without the numbers that Keras gives to objects of the same kind: `dense_3/kernel` is `dense/kernel`."""
     return re.sub(r"_\d+(?=_|/|$)", "", path)
@@ -44,7 +55,7 @@ def held(model, kind):
         a function that puts another thing in its place.
     """
     seen = set()
-    for prefix, each in models_of(model):
+    for prefix, each in _holders_of(model):
         for name, value in list(vars(each).items()):
             if name not in _OF_COMPILE and not name.startswith("_self_"):  # TensorFlow's notes for checkpoints
                 yield from _inside(prefix + name, value, _setter(each, name), kind, seen)

@@ -50,11 +50,17 @@ def _zero_if_empty(gradients):
         return gradients
     dense = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     has_rows = tf.convert_to_tensor(part.rows) > 0
-    dense = tf.cond(has_rows, lambda: dense, lambda: [tf.zeros_like(g) for g in dense])
+    # What code that saw the whole batch in the step has added is this replica's share of it, with rows or without.
+    nothing = _without_nan if part.views else tf.zeros_like
+    dense = tf.cond(has_rows, lambda: dense, lambda: [nothing(g) for g in dense])
     return [
         tf.IndexedSlices(value, g.indices, g.dense_shape) if isinstance(g, tf.IndexedSlices) else value
         for value, g in zip(dense if isinstance(dense, (list, tuple)) else [dense], gradients)
     ]
+
+
+def _without_nan(gradient):
+    return tf.where(tf.math.is_nan(gradient), tf.zeros_like(gradient), gradient)
 
 
 def as_packets(gradients):

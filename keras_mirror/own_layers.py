@@ -33,14 +33,14 @@ def show_whole(layer, prepare):
         if not sees_a_part() or is_trying() or is_looking() or not _needs_all(layer, args, kwargs):
             return own(*args, **kwargs)
         layers = internals.layers_of(layer)
-        before = {id(loss) for each in layers for loss in internals.list_of_losses(each)}
+        before = [loss for each in layers for loss in internals.list_of_losses(each)]
         with viewing_the_whole(prepare) as (view, _):
             with counted_once(view, lambda: [metric for each in layers for metric in internals.metrics_of(each)], read=True):
                 outputs = own(*gathered_structure(view, args), **gathered_structure(view, kwargs))
-            outputs = keras.tree.map_structure(lambda leaf: view.own(leaf) if _has_rows(leaf) else leaf, outputs)
+            outputs = keras.tree.map_structure(lambda leaf: view.with_notes(leaf, view.own) if _has_rows(leaf) else leaf, outputs)
         for losses in map(internals.list_of_losses, layers):
             for index, loss in enumerate(losses):
-                if id(loss) not in before:  # every replica has all of it
+                if not any(loss is other for other in before):  # every replica has all of it
                     losses[index] = mark_as_share(tf.reduce_sum(loss) / tf.cast(view.replicas, loss.dtype))
         return outputs
 

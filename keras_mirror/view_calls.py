@@ -83,14 +83,14 @@ def _call_layer(view, original, layer, *args, **kwargs):
     leaves = _leaves_with_rows((args, kwargs))
     if not leaves:
         return _with_gradient_once(view, layer, (args, kwargs), original(layer, *args, **kwargs))
-    mine = {id(leaf): _with_mask_of(leaf, view.own(leaf), view.own) for leaf in leaves}
+    mine = {id(leaf): view.with_notes(leaf, view.own) for leaf in leaves}
     args, kwargs = _mapped(lambda leaf: mine.get(id(leaf), leaf), (args, kwargs))
     rows, global_rows = rows_of(mine[id(leaves[0])]), rows_of(leaves[0])
-    before = {id(loss) for each in internals.layers_of(layer) for loss in internals.list_of_losses(each)}
+    before = [loss for each in internals.layers_of(layer) for loss in internals.list_of_losses(each)]
     with view.on_own_rows(rows, global_rows):
         outputs = original(layer, *args, **kwargs)
     _add_up_losses(view, layer, before, rows, global_rows)
-    return _mapped(lambda leaf: _with_mask_of(leaf, view.whole(leaf), view.whole) if _has_rows(leaf) else leaf, outputs)
+    return _mapped(lambda leaf: view.with_notes(leaf, view.whole) if _has_rows(leaf) else leaf, outputs)
 
 
 def _is_tried_to(view, layer, args, kwargs):
@@ -156,23 +156,15 @@ def _leaves_with_rows(structure):
     return [leaf for leaf in leaves if leaf.shape[0] == leaves[0].shape[0]]
 
 
-def _with_mask_of(tensor, changed, change):
-    mask = internals.mask_of(tensor)
-    if mask is not None:
-        internals.set_mask(changed, change(mask))
-    return changed
-
-
 def _add_up_losses(view, layer, before, rows, global_rows):
     """Makes what layers added on their own rows what one device would have added."""
     for each in internals.layers_of(layer):
         losses = internals.list_of_losses(each)
         regularizer = getattr(each, "activity_regularizer", None)
         for index, loss in enumerate(losses):
-            if id(loss) not in before:
-                adds_up = regularizer is not None and adds_up_over_rows(regularizer)
+            if not any(loss is other for other in before):
                 with view.on_own_rows(rows, global_rows):
-                    adds_up = adds_up or has_entries_of_rows(loss)
+                    adds_up = (regularizer is not None and adds_up_over_rows(regularizer)) or has_entries_of_rows(loss)
                 has_rows = tf.cast(rows, loss.dtype)
                 share = tf.minimum(has_rows, 1) if adds_up else tf.math.divide_no_nan(has_rows, tf.cast(global_rows, loss.dtype))
                 losses[index] = view.sum_of_shares(tf.reduce_sum(loss), share)

@@ -46,10 +46,7 @@ def gathered_structure(view, structure):
     def whole(leaf):
         if not isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) or leaf.shape.rank == 0:
             return leaf
-        rows, mask = view.whole(leaf), internals.mask_of(leaf)
-        if mask is not None:
-            internals.set_mask(rows, view.whole(mask))
-        return rows
+        return view.with_notes(leaf, view.whole)
 
     return keras.tree.map_structure(whole, structure)
 

@@ -645,3 +645,11 @@ def test_trainable_flags():
     assert not model.trainable_variables
     internals.set_trainable_flags(before)
     assert len(model.trainable_variables) == 2
+
+
+def test_logits_of():
+    logits = tf.constant([[200.0]])
+    probabilities = keras.activations.sigmoid(logits)
+    assert internals.logits_of(probabilities) is not None
+    internals.set_logits(plain := tf.constant([[1.0]]), logits)
+    assert float(keras.ops.binary_crossentropy([[0.0]], plain)[0, 0]) == 200.0

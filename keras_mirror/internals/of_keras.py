@@ -167,6 +167,16 @@ def set_mask(tensor, mask):
     tensor._keras_mask = mask
 
 
+def logits_of(tensor):
+    """What a sigmoid or a softmax of Keras' was made of, or None; its crossentropies are computed from that."""
+    return getattr(tensor, "_keras_logits", None)
+
+
+def set_logits(tensor, logits):
+    """Notes what a sigmoid or a softmax was made of."""
+    tensor._keras_logits = logits
+
+
 def set_attribute(holder, name, value):
     """Sets an attribute that Keras neither tracks nor saves."""
     object.__setattr__(holder, name, value)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.equivalence.harness import LABELS, SERIES, TOKENS, X, fit
+from tests.equivalence.harness import LABELS, SERIES, TOKENS, XV, X, fit
 from tests.equivalence.programs_representation import FLIPPED, dense_encoder
 from tests.equivalence.programs_supervision import crossentropy, sgd
 

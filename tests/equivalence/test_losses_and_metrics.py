@@ -1,5 +1,7 @@
 """Losses with every reduction, weights and masks, and metrics, are those of the global batch."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -180,7 +182,7 @@ def test_ignored_class(k, rows):
 
 @pytest.mark.parametrize("loss", [L.Dice, L.Tversky])
 def test_losses_over_axes(loss):
-    """Of every row they equal one device; over the batch they do not, and the warning says what to write."""
+    """Of rows and over the batch they equal one device; in the replica's view a warning says what to write instead."""
     ones = (SERIES > 0).astype("float32")
     kinds = {(6,): (X, CLASSES, -1), (5, 3): (SERIES, ones, (1, 2))}
 
@@ -191,7 +193,9 @@ def test_losses_over_axes(loss):
 
     for shape, (x, y, axis) in kinds.items():
         assert_equal(lambda: build(shape, axis=axis), fit(x, y), 3)  # noqa: B023
-        model = km.mirrored_model(lambda: build(shape, name=f"over_batch_{len(shape)}"), devices=2)  # noqa: B023
+        over_batch = functools.partial(build, shape, name=f"over_batch_{len(shape)}")
+        assert_equal(over_batch, fit(x, y), 3)
+        model = km.mirrored_model(over_batch, devices=2, view="replica")
         with pytest.warns(km.MirrorWarning, match="KM204.*It is no mean") as told:
             model.evaluate(x, y, verbose=0)
         assert f"with keras.losses.{loss.__name__}(axis={axis}) to be exact." in str(told[0].message)
@@ -233,7 +237,8 @@ def test_metrics_of_batches_leave_replicas_without_rows_out():
         model.compile("sgd", "mse", metrics=[MeanOfBatches()])
         return model
 
-    history = km.mirrored_model(build, devices=3).fit(X[:7], Y[:7], batch_size=6, shuffle=False, verbose=0).history
+    assert_equal(build, fit(X[:7], Y[:7], batch_size=6), 3)
+    history = km.mirrored_model(build, devices=3, view="replica").fit(X[:7], Y[:7], batch_size=6, shuffle=False, verbose=0).history
     means = [np.abs(part).mean() for part in (Y[:2], Y[2:4], Y[4:6], Y[6:7])]  # the second batch is one row of one replica
     assert history["mean_of_batches"] == pytest.approx([np.mean(means)]) and history["size"] == pytest.approx([np.mean(means)])
 
