@@ -189,7 +189,7 @@ class View:
         return cut(value, tf.stop_gradient(mine))
 
     def with_notes(self, value, change):
-        """`change(value)`, which is `whole` or `own`, with the mask and the logits that Keras noted on the tensor, changed alike."""
+        """`change(value)`, which is `whole` or `own`, with the mask and the logits that Keras noted on it, changed alike."""
         changed = change(value)
         for noted, note in ((internals.mask_of(value), internals.set_mask), (internals.logits_of(value), internals.set_logits)):
             if noted is not None:

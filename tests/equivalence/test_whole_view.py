@@ -89,7 +89,7 @@ class Queue(Stepping):
         return ops.mean(ops.logsumexp(z @ ops.transpose(self.queue), 1)) + ops.mean((y - z) ** 2)
 
     def train_step(self, data):
-        return {**super().train_step(data), "rows": tf.shape(data[0])[0], "count": self.count.value}
+        return {**super().train_step(data), "rows": tf.shape(data[0])[0], "count": self.count + 0}
 
 
 class Steered(Stepping):
@@ -102,7 +102,7 @@ class Steered(Stepping):
     def train_step(self, data):
         logs = super().train_step(data)
         self.strength.assign(0.5 * self.strength + self.tracker.result() / 7)
-        return {**logs, "strength": self.strength.value}
+        return {**logs, "strength": self.strength + 0.0}
 
 
 class Helper(Stepping):
