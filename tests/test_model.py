@@ -257,7 +257,7 @@ def test_a_hand_made_mean_is_flagged_once_with_the_remedy(data):
         model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return {"loss": loss}
 
-    model = km.mirrored_model(compiled, devices=2, step=step)
+    model = km.mirrored_model(compiled, devices=2, step=step, view="replica")
     with pytest.warns(MirrorWarning, match=r"2\.00 times too large.*keras_mirror\.global_mean") as seen:
         model.fit(x, y, batch_size=7, epochs=2, verbose=0)
     assert len([w for w in seen if w.category is MirrorWarning]) == 1
