@@ -77,7 +77,7 @@ def test_a_counter_in_scope_without_aggregation_is_found(data):
         model.compile("sgd", "mse")
         return model
 
-    model = km.mirrored_model(build_fn, devices=2)
+    model = km.mirrored_model(build_fn, devices=2, view="replica")
     model.fit(*data, batch_size=8, verbose=0)
     (finding,) = km.audit(model).findings
     assert finding.path == "mine" and "only the first one is read" in finding.effect and "ON_READ" in finding.remedy
@@ -154,7 +154,7 @@ def test_metric_state_that_is_no_metric_state_is_found(data):
         model.compile("sgd", "mse", metrics=[Home()])
         return model
 
-    model = km.mirrored_model(build_fn, devices=2)
+    model = km.mirrored_model(build_fn, devices=2, view="replica")
     model.fit(*data, batch_size=29, verbose=0)
     (finding,) = km.audit(model).findings
     assert finding.owner == "metric home" and "misses rows" in finding.effect and "add_variable" in finding.remedy
