@@ -94,8 +94,12 @@ def _call_layer(view, original, layer, *args, **kwargs):
 
 
 def _is_tried_to(view, layer, args, kwargs):
-    built = all(each.built for each in internals.layers_of(layer))
-    return built and not isinstance(layer, keras.layers.Lambda) and how_it_goes(layer, view.strategy, args, kwargs) == BY_ROW
+    """Whether a layer of the user's own goes row by row, in training and else, where the call does not say which it is."""
+    if isinstance(layer, keras.layers.Lambda) or not all(each.built for each in internals.layers_of(layer)):
+        return False
+    unsaid = internals.takes_training(layer) and "training" not in kwargs
+    calls = [{**kwargs, "training": training} for training in (True, False)] if unsaid else [kwargs]
+    return all(how_it_goes(layer, view.strategy, args, each) == BY_ROW for each in calls)
 
 
 def _call_in_trial(original, layer, *args, **kwargs):
@@ -221,7 +225,7 @@ def _seeds(view, original, op_seed):
 
 def _never_by_chance(seeds):
     """Two seeds that are not both zero, for which TensorFlow takes others on each device."""
-    if any(seeds_part not in (None, 0) for seeds_part in seeds):
+    if any(seed not in (None, 0) for seed in seeds):
         return seeds
     return internals.seeds_by_chance()
 

@@ -151,13 +151,6 @@ class View:
         packets, unpack = as_packets([_stopped(value) for value in values])
         return [_stopped(value) for value in unpack(list(self.merged(reduce, *packets)))]
 
-    def of_the_first(self, value):
-        """The first replica's value, on all of them; without a gradient. Strings have to be equal anyway."""
-        if value.dtype == tf.string:
-            return value
-        number = tf.cast(value, tf.int32) if value.dtype == tf.bool else value
-        return tf.cast(self.reduced(SUM, [number if self.is_first else tf.zeros_like(number)])[0], value.dtype)
-
     # --- rows ---------------------------------------------------------------------------------
 
     def whole(self, value):

@@ -30,28 +30,22 @@ def allow_local_updates(extended):
 
 
 @contextlib.contextmanager
-def local_updates(extended):
-    """While entered in a replica's thread, that thread updates its own copies, without a merge.
+def local_updates(extended, local=True):
+    """While entered in a replica's thread, that thread updates its own copies, without a merge; or else, with one.
 
     Right only when every replica holds the same numbers, as after an all-reduce.
     """
     flag = extended._keras_mirror_local
-    before, flag.on = flag.on, True
+    before, flag.on = flag.on, local
     try:
         yield
     finally:
         flag.on = before
 
 
-@contextlib.contextmanager
 def merging_updates(extended):
     """Takes back `local_updates` for the length of its body."""
-    flag = extended._keras_mirror_local
-    before, flag.on = flag.on, False
-    try:
-        yield
-    finally:
-        flag.on = before
+    return local_updates(extended, local=False)
 
 
 def regrouped(parts):
