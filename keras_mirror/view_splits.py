@@ -14,8 +14,8 @@ _BY_ENTRY = frozenset(
     "Abs Absolute Add Arctan Arcsin Arccos Ceil Clip Cast Cos Cosh Divide Elu Erf Exp Expm1 Floor Gelu Greater GreaterEqual "
     "HardSigmoid HardSilu HardSwish HardTanh IsFinite IsInf IsNan LeakyRelu Less LessEqual Log Log10 Log1p Log2 LogSigmoid "
     "LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Multiply Negative NotEqual Equal Power Reciprocal Relu Relu6 Round "
-    "Rsqrt Selu Sigmoid Sign Silu Sin Sinh Softplus Softsign Sqrt Square Subtract Swish Tan Tanh TanhShrink TrueDivide Where ZerosLike "
-    "OnesLike".split()
+    "Rsqrt Selu Sigmoid Sign Silu Sin Sinh Softplus Softsign Sqrt Square Subtract Swish Tan Tanh TanhShrink "
+    "TrueDivide Where ZerosLike OnesLike".split()
 )
 
 
